@@ -62,7 +62,7 @@ class Dialogue:
                 self.cut = f"{which}{error}"
                 return
             said = answer(number, ids)
-            talk = talk.answered(said.text, reasoning=said.reasoning or None)
+            talk = talk.answered(said.text, reasoning=said.reasoning)
 
     def first(self) -> list[int]:
         """The ids of the first prompt.

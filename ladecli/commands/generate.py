@@ -134,7 +134,7 @@ class _Talk:
 
     def answered(self, answer: Tally) -> bool:
         """Take the answer; true where another turn follows."""
-        self._said = self._said.answered(answer.text, reasoning=answer.reasoning or None)
+        self._said = self._said.answered(answer.text, reasoning=answer.reasoning)
         return self.turn < len(self.row.turns)
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from platformdirs import user_state_path
 
 from .. import files
 from ..errors import UsageError
-from ..events import TextEvent
 from ..session.conversation import Conversation, from_json, model_of
 
 KEPT = 100
 """Conversations that are kept; the oldest go first."""
-SECONDS = 3.0
-"""Between two states of a running reply that are kept."""
 
 
 class Journal:
@@ -52,27 +48,6 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         self._written, self._torn = conversation, False
-
-
-class Running:
-    """A view of a reply that keeps what there is of it every few seconds.
-
-    Args:
-        keep: keeps what there is now.
-    """
-
-    def __init__(self, keep: Callable[[], None]) -> None:
-        self._keep = keep
-        self._due = time.monotonic() + SECONDS
-
-    def show(self, _event: TextEvent) -> None:
-        """Keep the text if it is time to."""
-        if time.monotonic() >= self._due:
-            self._keep()
-            self._due = time.monotonic() + SECONDS
-
-    def finish(self) -> None:
-        """The chat keeps a finished reply itself."""
 
 
 def new_journal() -> Journal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +23,16 @@ from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import SEPARATOR, Together, repeats
-from .journal import Journal, Running
+from .journal import Journal
 from .reader import Reader, escape
 
 if TYPE_CHECKING:
     from ..profiles import Choice
     from ..session.session import Session, Settings
+
+
+KEPT_EVERY = 3.0
+"""Seconds between two states of a running reply that are kept."""
 
 
 @dataclass(slots=True)
@@ -170,12 +175,11 @@ class Chat:
             self._show(reply, seen)
         finally:
             # Whatever ended it, an error too: its text is kept.
-            text, reasoning = reply.tally.text, reply.tally.reasoning
-            interrupted = reply.tally.reason in (None, "interrupted", "memory")
-            if text or reasoning or not interrupted:
-                self.conversation = seen.answered(text, interrupted, reasoning or None)
+            interrupted = tally.reason in (None, "interrupted", "memory")
+            if tally.text or tally.reasoning or not interrupted:
+                self.conversation = seen.answered(tally.text, interrupted, tally.reasoning)
                 self.replies.append(reply)
-        self.calibration = reply.tally.calibrate()
+        self.calibration = tally.calibrate()
         self._conclude(reply)
 
     def _show(self, reply: Reply, seen: Conversation) -> None:
@@ -184,11 +188,8 @@ class Chat:
         renderer = MarkdownRenderer(request.markdown, request.token_colors, request.reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
         files = export.views(request, session, reply.settings, reply.prompt, tally)
-        running = Running(
-            lambda: self.keep(seen.answered(tally.text, True, tally.reasoning or None))
-        )
-        view, self._renderer = Together(tally, shown, *files, running), renderer
-        detailed = request.trace is not None
+        view, self._renderer = Together(tally, shown, *files), renderer
+        detailed, kept = request.trace is not None, time.monotonic()
         try:
             with self.reader.watched() as look, ctrl_c() as cancelled:
                 for event in session.stream(
@@ -196,6 +197,9 @@ class Chat:
                 ):
                     view.show(event)
                     look()
+                    if time.monotonic() >= kept + KEPT_EVERY:
+                        self.keep(seen.answered(tally.text, True, tally.reasoning))
+                        kept = time.monotonic()
         finally:
             view.finish()
 

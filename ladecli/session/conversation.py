@@ -61,7 +61,7 @@ class Conversation:
         self, text: str, interrupted: bool = False, reasoning: str | None = None
     ) -> Conversation:
         """With a reply of the model, and what it thought before."""
-        reply = Message("assistant", text, interrupted, reasoning)
+        reply = Message("assistant", text, interrupted, reasoning or None)
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
