@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 from rich.text import Text
 
@@ -81,8 +82,8 @@ def _with_another(request: ChatRequest, model: str) -> ChatRequest:
     """The request for another model, without what belongs to the one until now."""
     own = ("adapter", "gguf_file", "chat_template")
     origins = {key: origin for key, origin in request.origins.items() if key not in own}
-    request = replace(request, model=model, message=None, origins=origins)
-    return replace(request, adapter=None, gguf_file=None, chat_template=None)
+    others: dict[str, Any] = dict.fromkeys(own)
+    return replace(request, model=model, message=None, origins=origins, **others)
 
 
 def open_reader(chat: Chat) -> Reader:

@@ -30,6 +30,11 @@ _LATEST = 500
 """Steps of which a mean is taken, so that its cost does not grow with the text."""
 RECENT = 24
 """Last steps that are kept one by one."""
+_SUMMED = (
+    *("prompt", "cached", "tokens", "steps", "fed", "prefill_seconds", "decode_seconds"),
+    *("plain_seconds", "derived_seconds", "accepted", "_first_tokens"),
+)
+"""Of a tally, what those of several answers add up to, or are joined."""
 
 
 @dataclass(slots=True)
@@ -73,8 +78,7 @@ class Tally:
             self._reasoning.append(piece.reasoning)
         match event:
             case Started():
-                self.prompt, self.cached = event.total, event.cached
-                self.read = event.cached
+                self.prompt, self.cached, self.read = event.total, event.cached, event.cached
             case PromptRead():
                 self.prefill_seconds += event.seconds
                 self.read = event.done
@@ -210,16 +214,7 @@ def total(tallies: Iterable[Tally]) -> Tally:
     """The counts of several answers as if they were one, which has no text."""
     whole = Tally()
     for tally in tallies:
-        whole.prompt += tally.prompt
-        whole.cached += tally.cached
-        whole.tokens += tally.tokens
-        whole.steps += tally.steps
-        whole.fed += tally.fed
-        whole.prefill_seconds += tally.prefill_seconds
-        whole.decode_seconds += tally.decode_seconds
-        whole.plain_seconds.extend(tally.plain_seconds)
-        whole.derived_seconds.extend(tally.derived_seconds)
+        for name in _SUMMED:
+            setattr(whole, name, getattr(whole, name) + getattr(tally, name))
         whole.calibration = tally.calibrate() or whole.calibration
-        whole.accepted.update(tally.accepted)
-        whole._first_tokens += tally._first_tokens
     return whole

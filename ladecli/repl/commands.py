@@ -14,7 +14,6 @@ from typing import NamedTuple
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from .. import files
@@ -91,10 +90,13 @@ def perform(chat: Chat, text: str) -> bool:
         raise UsageError(
             f"there is no command /{name}; {hint} (a space before it sends it to the model)"
         )
+    if "FILE" in found.arguments:
+        argument = argument.strip("\"'")  # as a shell would take it
     if argument and not found.arguments:
         raise UsageError(f"/{found.name} takes no arguments")
-    if not argument and found.arguments == "FILE":
-        raise UsageError(f"name a file: {found.usage}")
+    if not argument and found.arguments in ("FILE", "NAME"):
+        what = "file" if found.arguments == "FILE" else "model"
+        raise UsageError(f"name a {what}: {found.usage}")
     chat.base = None
     found.action(chat, argument)
     return True
@@ -121,9 +123,7 @@ class CommandCompleter(Completer):
             return
         known: Iterable[str] = ()
         match [found.name, *before[1:]] if found else before:
-            case []:
-                known = COMMANDS
-            case ["help"]:
+            case [] | ["help"]:
                 known = COMMANDS
             case ["set" | "show"]:
                 known = LIVE
@@ -189,7 +189,7 @@ def paste(chat: Chat, name: str) -> None:
         chat.attached.clear()
         chat.note("no file goes with the next message")
         return
-    text = files.read_text(_unquote(name)).rstrip()
+    text = files.read_text(name).rstrip()
     title, fence = _path(name).name, "```"
     if not text:
         raise UsageError(f"{name} is empty; name another file")
@@ -203,7 +203,7 @@ def paste(chat: Chat, name: str) -> None:
 @command("/draft FILE")
 def draft(chat: Chat, name: str) -> None:
     """Let replies repeat a text faster, unread by the model."""
-    known = chat.session.add_draft_text(files.read_text(_unquote(name)))
+    known = chat.session.add_draft_text(files.read_text(name))
     chat.note(f"drafts know {_path(name).name} ({counted(known, 'token')})")
 
 
@@ -239,7 +239,7 @@ def save(chat: Chat, name: str) -> None:
 def load(chat: Chat, name: str) -> None:
     """Go on with a saved conversation."""
     try:
-        loaded = from_json(files.read_text(_unquote(name)))
+        loaded = from_json(files.read_text(name))
     except ValueError as error:
         if _path(name).suffix == ".md":
             fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
@@ -281,8 +281,6 @@ def copy(chat: Chat, name: str) -> None:
 @command("/model NAME")
 def model(chat: Chat, name: str) -> None:
     """Go on with another model."""
-    if not name:
-        raise UsageError("name a model: /model NAME")
     adapters.check(name, offline=chat.request.offline)
     chat.successor, chat.leaving = name, True
 
@@ -319,7 +317,7 @@ def profile(chat: Chat, name: str) -> None:
 
 def _show(chat: Chat, names: Iterable[str]) -> None:
     rows = in_effect(chat)
-    _print(chat, ((name, *map(printable, rows[name])) for name in names))
+    chat.print_rows((name, *map(printable, rows[name])) for name in names)
 
 
 # Figures.
@@ -375,24 +373,13 @@ def show_help(chat: Chat, name: str) -> None:
         ("Ctrl-C", "stop the reply, and keep it; Ctrl-X Ctrl-E edits in $EDITOR"),
         ("Ctrl-T", colors),
     ]
-    _print(chat, rows)
+    chat.print_rows(rows)
 
 
 @command("/exit")
 def leave(chat: Chat, _: str) -> None:
     """Leave (Ctrl-D too)."""
     chat.leaving = True
-
-
-def _print(chat: Chat, rows: Iterable[Sequence[RenderableType]]) -> None:
-    """Print a table of up to three columns: names, values and remarks."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
-    table.add_column(style="dim")
-    for row in rows:
-        table.add_row(*row)
-    chat.console.print(table)
 
 
 def _last_question(chat: Chat) -> str:
@@ -408,9 +395,5 @@ def _last_question(chat: Chat) -> str:
 
 
 def _path(name: str) -> Path:
-    """A file as a shell would take it, quotes and ~ included."""
-    return Path(os.path.expanduser(_unquote(name)))
-
-
-def _unquote(name: str) -> str:
-    return name.strip("\"'")
+    """A file as a shell would take it, ~ included."""
+    return Path(os.path.expanduser(name))

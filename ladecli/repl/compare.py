@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.table import Column, Table
-
 from ..errors import counted
 from ..events import TextStep
 from ..metrics import Tally, first_difference, ratio, total
@@ -45,12 +43,12 @@ def compare_again(chat: Chat, reply: Reply) -> None:
                 )
                 screen.line(chat.console, why, "yellow")
                 return
-    table = Table.grid(Column(style="cyan"), Column(), Column(style="dim"), padding=(0, 2))
+    rows = []
     for name, tallies in ((reply.settings.strategy, drafted), ("plain", plain)):
         whole, one = total(tallies), tallies[0]
         steps = f"{counted(one.steps, 'step')} for {counted(one.tokens, 'token')}"
-        table.add_row(name, f"{whole.tokens_per_second:.1f} tok/s", steps)
-    chat.console.print(table)
+        rows.append((name, f"{whole.tokens_per_second:.1f} tok/s", steps))
+    chat.print_rows(rows)
     chat.console.print(f"same text · {_describe_speedup(drafted, plain)}", style="bold")
     chat.calibration = total([*drafted, *plain]).calibrate()
 

@@ -6,10 +6,13 @@ import contextlib
 import pickle
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Column, Table
 
 from ..errors import LadeError, UsageError, counted, describe_error, one_line, printable
 from ..metrics import Tally
@@ -128,6 +131,14 @@ class Chat:
         """A remark on stderr."""
         if not self.request.quiet:
             screen.line(self.console, printable(line), "dim")
+
+    def print_rows(self, rows: Iterable[Sequence[RenderableType]]) -> None:
+        """A table of up to three columns on stderr: names, values and remarks."""
+        names = Column(style="cyan", no_wrap=True)
+        table = Table.grid(names, Column(), Column(style="dim"), padding=(0, 2))
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
 
     def show_new_notices(self) -> None:
         """Show lines of the session that came up since the last time."""

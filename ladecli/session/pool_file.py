@@ -68,22 +68,17 @@ def keep_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -
         UsageError: the file is damaged, not a pool, or of another tokenizer.
         LadeError: it cannot be written; what was there before is still there.
     """
-    if not name:
-        for text in texts:
-            session.add_draft_text(text)
-        yield
-        return
-    path = Path(name).expanduser()
-    tokenizer = fingerprint(session.loaded.tokenizer)
-    drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
-    session.drafts = drafts
+    if name:
+        path, tokenizer = Path(name).expanduser(), fingerprint(session.loaded.tokenizer)
+        session.drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
+    drafts = session.drafts
     for text in texts:
         session.add_draft_text(text)
 
     def save() -> None:
         # Ctrl-C can leave drafts half changed; the session starts new ones then, which know
         # less than the file does.
-        if session.drafts is drafts and not drafts.broken:
+        if name and session.drafts is drafts and not drafts.broken:
             save_drafts(path, drafts, tokenizer)
 
     try:

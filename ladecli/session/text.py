@@ -170,8 +170,6 @@ class StopStrings:
         """
         if self.found:
             return Text()
-        if not self._stops:
-            return text
         known, held = len(self._held.written), self._held.joined(text)
         # What ends before this text is the prompt's own.
         searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
@@ -232,7 +230,7 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer, prompt)
         longest = max(map(len, stops), default=0)
         end = list(prompt[-longest:]) if longest else []
-        before = tokenizer.decode(end, skip_special_tokens=False) if end else ""
+        before = tokenizer.decode(end, skip_special_tokens=False)
         self._stops = StopStrings(stops, before)
         self._splitter = splitter
         self._pieces: list[Part] = []

@@ -133,18 +133,10 @@ class Terminal:
         if self.quiet or not sys.stderr.isatty():
             yield lambda _more: None
             return
-        from rich import progress
+        from rich.progress import Progress
 
-        columns = (
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TimeRemainingColumn(),
-        )
         console = self.console(sys.stderr)
-        with progress.Progress(
-            *columns, console=console, transient=True, auto_refresh=False
-        ) as bar:
+        with Progress(console=console, transient=True, auto_refresh=False) as bar:
             task, drawn = bar.add_task(what, total=total), time.monotonic()
 
             def advance(more: int) -> None:
