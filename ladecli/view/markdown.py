@@ -87,7 +87,6 @@ class MarkdownRenderer:
         self._dim = False  # whether the line is reasoning, or a label
         self._line: list[Piece] = []  # not ended yet
         self._start = 0  # characters of it that are in complete rows
-        self._goes_on = False  # whether it is the rest of a longer one, and no heading or list
         self._fence = ""  # the opening fence, in code
         self._highlighter: Highlighter | None = None
 
@@ -116,7 +115,8 @@ class MarkdownRenderer:
         return self._end_line(width) if any(piece.text for piece in self._line) else []
 
     def _add(self, text: str, source: str | None, width: int) -> list[Text]:
-        """Add text to the line; returns the rows that leave it because it is too long."""
+        """Add text to the line; returns the rows that leave it because it is too long, and are
+        then a line of their own."""
         complete = []
         room = _LONGEST - len(self._plain())
         while len(text) > room:
@@ -126,16 +126,14 @@ class MarkdownRenderer:
             line = self._styled()
             complete += rows if self._start else [line]  # such as blanks alone
             rest = line.plain[self._start :] if self._start else ""
-            self._line, self._start, self._goes_on = [Piece(rest, source)], 0, True
+            self._line, self._start = [Piece(rest, source)], 0
             room = _LONGEST - len(rest)
         self._line.append(Piece(text, source))
         return complete
 
     def _end_line(self, width: int) -> list[Text]:
         rows, plain = self._rows(width), self._plain()
-        if self._goes_on:
-            self._goes_on = False
-        elif self._closes(plain):
+        if self._closes(plain):
             self._fence, self._highlighter = "", None
         elif self._highlighter:
             self._highlighter.style(Text(plain), ended=True)
@@ -164,7 +162,7 @@ class MarkdownRenderer:
 
     def _wrapped(self, line: Text, width: int) -> list[Text]:
         """Rows of prose: broken at words, and hanging below the mark of a list or a quotation."""
-        lead = None if self._goes_on else _LEAD.match(line.plain)
+        lead = _LEAD.match(line.plain)
         hang = lead.end() if lead and self.markdown else 0
         if hang > (width - 1) // 2:
             hang = 0
@@ -207,9 +205,6 @@ class MarkdownRenderer:
             self._highlighter.style(line)
 
     def _style_prose(self, line: Text) -> None:
-        if self._goes_on:
-            self._style_inline(line, 0, len(line))
-            return
         lead = _LEAD.match(line.plain)
         assert lead is not None
         # Colours are those of sources, where they are shown.
