@@ -54,9 +54,15 @@ def answer(session: Session, prompt: Sequence[int], settings: Settings) -> list[
     return text_ids(session.stream(prompt, settings))
 
 
+def leading(crew: Crew) -> Session:
+    session = Session(load("demo"))
+    session.followers = crew
+    return session
+
+
 def test_followers_are_told_of_what_takes_them() -> None:
     crew = Crew()
-    session = Session(load("demo"), followers=crew)
+    session = leading(crew)
     expected = answer(Session(load("demo")), [5, 6, 7], PLAIN)
     assert answer(session, [5, 6, 7], PLAIN) == answer(session, [5, 6, 7], SHARED) == expected
     assert crew.tasks == [([5, 6, 7], SHARED)]
@@ -65,7 +71,7 @@ def test_followers_are_told_of_what_takes_them() -> None:
 
 def test_an_answer_that_is_still_open_ends_when_another_is_asked_for() -> None:
     """Followers would wait in it for ever."""
-    session = Session(load("demo"), followers=Crew())
+    session = leading(Crew())
     first = session.stream([9, 9, 9], SHARED)
     next(first)
     # An answer of the leader's own changes nothing for them: they still wait.
@@ -76,7 +82,7 @@ def test_an_answer_that_is_still_open_ends_when_another_is_asked_for() -> None:
 
 def captured(patch: pytest.MonkeyPatch, capture: Again) -> Session:
     patch.setattr("ladecli.session.session.load_decoder", partial(load_decoder, capture=capture))
-    return Session(load("demo"), followers=Crew())
+    return leading(Crew())
 
 
 def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +116,7 @@ def test_followers_are_told_the_widths_that_their_leader_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     crew, session = Crew(), captured(monkeypatch, Again())
-    answer(Session(load("demo"), followers=crew), [5, 6, 7], SHARED)
+    answer(leading(crew), [5, 6, 7], SHARED)
     ((_, told),) = crew.tasks
     widths = session.decoder.runner.widths(SHARED.lookahead.step_limit)
     assert told.lookahead.widths == tuple(widths)

@@ -53,8 +53,7 @@ class ChatTemplate:
         UsageError: there is no such template, it is ambiguous, or cannot have such an argument.
     """
 
-    def __init__(self, tokenizer: Any, choice: TemplateChoice | None = None) -> None:
-        choice = choice or TemplateChoice()
+    def __init__(self, tokenizer: Any, choice: TemplateChoice) -> None:
         self._tokenizer = tokenizer
         self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice.name)
         self._arguments = dict(choice.arguments)

@@ -71,19 +71,12 @@ class Session:
     Args:
         loaded: model and tokenizer.
         setup: how it is decoded.
-        followers: the other ranks, where this is their leader.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        setup: Setup | None = None,
-        *,
-        followers: Followers | None = None,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, setup: Setup | None = None) -> None:
         self.loaded = loaded
         self.setup = setup = setup or Setup()
         raced = None
@@ -108,7 +101,7 @@ class Session:
         # What runs the steps, where other ranks take part in them.
         self.executor: Executor | None = None
         self.ranks = 1  # how many processes decode together
-        self.followers = followers
+        self.followers: Followers | None = None  # the other ranks, where this is their leader
         self._shared: Generator[TextEvent] | None = None
         self._notices_shown = {*self.decoder.runner.notices}
         self._template: tuple[TemplateChoice, ChatTemplate] | None = None  # the last one asked for
