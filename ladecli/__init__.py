@@ -26,8 +26,9 @@ if TYPE_CHECKING:
         PromptError,
         UnsupportedModelError,
     )
+    from .decoder.events import PromptRead
     from .errors import LadeError, LoadError, UsageError
-    from .events import Ended, Piece, PromptRead, TextStep
+    from .events import Ended, Piece, TextStep
 
 __version__ = "0.1.0"
 
@@ -63,12 +64,12 @@ _HOME = {
     "Error": "decoder.errors",
     "PromptError": "decoder.errors",
     "UnsupportedModelError": "decoder.errors",
+    "PromptRead": "decoder.events",
     "LadeError": "errors",
     "LoadError": "errors",
     "UsageError": "errors",
     "Ended": "events",
     "Piece": "events",
-    "PromptRead": "events",
     "TextStep": "events",
 }
 

@@ -167,7 +167,10 @@ def _turn(chat: Chat, text: str | None = None) -> None:
     try:
         text = chat.reader.read(draft) if text is None else text
         text.encode()  # some terminals and locales let any byte through
-        handle(chat, text)
+        if text in LEAVE:
+            chat.leaving = True
+        elif not commands.perform(chat, text):
+            chat.say(unescape(text))
     except EOFError:
         chat.leaving = True
     except (BrokenPipeError, DeviceLostError, RankError):
@@ -184,13 +187,3 @@ def _turn(chat: Chat, text: str | None = None) -> None:
         else:
             chat.refused = chat.refused or not chat.reader.interactive
             chat.complain(error)
-
-
-def handle(chat: Chat, text: str) -> None:
-    """Act on one input: a command, or a message to the model; errors as `loop` has them."""
-    if commands.perform(chat, text):
-        return
-    if text in LEAVE:
-        chat.leaving = True
-    else:
-        chat.say(unescape(text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .decoder.events import Detail, Logprobs, Started, StepNarrowed, StepTimes
+from .decoder.events import Detail, Logprobs, PromptRead, Started, StepNarrowed, StepTimes
 
 Reason: TypeAlias = Literal["eos", "stop", "length", "context", "memory", "interrupted"]
 
@@ -18,15 +18,6 @@ class Piece:
     # the draft source whose guess was accepted, or None for the model's own token
     source: str | None = None
     reasoning: str = ""  # what the model thinks before `text`, which is its answer
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRead:
-    """`done` of `total` prompt tokens are read."""
-
-    done: int
-    total: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

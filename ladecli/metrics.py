@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from .decoder.events import Started, StepNarrowed
+from .decoder.events import PromptRead, Started, StepNarrowed
 from .errors import counted
-from .events import Ended, PromptRead, Reason, TextEvent, TextStep, pieces_of
+from .events import Ended, Reason, TextEvent, TextStep, pieces_of
 
 
 def ratio(numerator: float, denominator: float) -> float:

@@ -229,13 +229,19 @@ def _tokens_per_second(tally: Tally) -> Text:
 
 def statistics_line(tally: Tally, width: int) -> Text:
     """One line about an answer; it breaks between figures where a screen is not `width` wide."""
-    lines = [Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")]
-    for part in figures(tally):
-        if lines[-1].cell_len + len(SEPARATOR) + part.cell_len > width:
-            lines.append(part)
-        else:
+    first = Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")
+    return Text("\n").join(_in_lines([first, *figures(tally)], width))
+
+
+def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
+    """Parts in lines of so many cells, where none is longer."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + len(SEPARATOR) + part.cell_len <= width:
             lines[-1] = Text.assemble(lines[-1], (SEPARATOR, "dim"), part)
-    return Text("\n").join(lines)
+        else:
+            lines.append(part)
+    return lines
 
 
 def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
@@ -256,11 +262,7 @@ def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
     parts = live_figures(tally)
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
-    line, *others = parts
-    for part in others:
-        if line.cell_len + len(SEPARATOR) + part.cell_len > width - 2:  # at least one bar
-            break
-        line = Text.assemble(line, (SEPARATOR, "dim"), part)
+    line = _in_lines(parts, width - 2)[0]  # at least one bar
     bars = "".join(BARS[min(max(count, 1), len(BARS)) - 1] for count, _ in tally.recent)
     line.append(f" {bars[-max(width - line.cell_len - 1, 1) :]}")
     line.truncate(width)

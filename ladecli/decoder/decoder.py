@@ -104,7 +104,7 @@ class Decoder:
                 log-probabilities; None where none are wanted, the token's own neither.
 
         Yields:
-            `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
+            `Started`, `PromptRead` for all chunks of the prompt but the last, a `Step` for every
             forward that yields tokens, `StepNarrowed` where one was too wide, `Finished`;
             that alone where no token is wanted.
 

@@ -37,7 +37,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class PromptRead:
     """A chunk of the prompt went into the cache; `done` of `total` tokens are in it now.
 
     The last chunk is part of the first step and has no event of its own.
@@ -111,4 +111,4 @@ class Finished:
     reason: FinishReason
 
 
-Event: TypeAlias = Started | Prefill | Step | StepNarrowed | Finished
+Event: TypeAlias = Started | PromptRead | Step | StepNarrowed | Finished

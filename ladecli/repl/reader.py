@@ -25,6 +25,7 @@ from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len
 
+from .. import files
 from ..errors import UsageError, printable
 from ..view.terminal import is_dumb
 from ..visualize import SEPARATOR
@@ -210,14 +211,11 @@ class TerminalReader(Reader):
             if len(waiting) < len(keys):
                 self._on_toggle()
 
-        self._output.enable_bracketed_paste()  # the lines of a paste stay one message
-        self._output.flush()
-        try:
-            yield look
-        finally:
-            look()
-            self._output.disable_bracketed_paste()
-            self._output.flush()
+        with _whole_pastes(self._output):
+            try:
+                yield look
+            finally:
+                look()
 
     def _is_command(self) -> bool:
         return self._session.default_buffer.text.startswith("/")
@@ -263,10 +261,10 @@ def history_path() -> Path | None:
     path = user_state_path("lade", appauthor=False) / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
+        with open(path, "a+", opener=files.guarded):
+            return path
     except OSError:
         return None
-    return path if path.is_file() and os.access(path, os.R_OK | os.W_OK) else None
 
 
 def can_edit() -> bool:
@@ -275,6 +273,18 @@ def can_edit() -> bool:
         stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
     )
     return typed and any(shown) and not is_dumb()
+
+
+@contextlib.contextmanager
+def _whole_pastes(output: Output) -> Iterator[None]:
+    """Let what is pasted while no prompt is there be one message."""
+    output.enable_bracketed_paste()
+    output.flush()
+    try:
+        yield
+    finally:
+        output.disable_bracketed_paste()
+        output.flush()
 
 
 @contextlib.contextmanager
@@ -292,12 +302,8 @@ def suppress_echo() -> Iterator[None]:
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd, termios.TCSANOW)  # without discarding what was typed already
-    output = create_output(always_prefer_tty=True)
-    output.enable_bracketed_paste()  # what is pasted while a model loads is one message, too
-    output.flush()
     try:
-        yield
+        with _whole_pastes(create_output(always_prefer_tty=True)):
+            yield
     finally:
-        output.disable_bracketed_paste()
-        output.flush()
         termios.tcsetattr(fd, termios.TCSANOW, before)

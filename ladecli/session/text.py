@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ..decoder.events import Event, Finished, Prefill, Started, Step, StepNarrowed
+from ..decoder.events import Event, Finished, PromptRead, Started, Step, StepNarrowed
 from ..errors import UsageError, one_line
-from ..events import Ended, Piece, PromptRead, Reason, TextEvent, TextStep
+from ..events import Ended, Piece, Reason, TextEvent, TextStep
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 HIDDEN = "\ufdd0"
@@ -226,7 +226,9 @@ class TextStream:
         splitter: Splitter | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._added = _added_tokens(tokenizer)
+        # Ids that may be special: they have a text that is not shown.
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._added = {*added, *getattr(tokenizer, "all_special_ids", ())}
         self._detokenizer = Detokenizer(tokenizer, prompt)
         longest = max(map(len, stops), default=0)
         end = list(prompt[-longest:]) if longest else []
@@ -253,11 +255,8 @@ class TextStream:
 
     def flush(self) -> Part:
         """The text that was held back, at the end of the stream."""
-        rest = Text()
-        if not self._stops.found:
-            rest = self._stops.feed(Text.plain(self._detokenizer.flush()))
-            rest = rest.joined(self._stops.flush())
-        part = self._split(rest)
+        rest = self._stops.feed(Text.plain(self._detokenizer.flush()))
+        part = self._split(rest.joined(self._stops.flush()))
         if self._splitter is None:
             return part
         held = self._splitter.flush()
@@ -273,12 +272,6 @@ class TextStream:
             return text
         special = self._tokenizer.decode([token], skip_special_tokens=False)
         return text.joined(Text.special(special))
-
-
-def _added_tokens(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that may be special: they have a text that is not shown."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return frozenset({*added, *getattr(tokenizer, "all_special_ids", ())})
 
 
 def text_events(
@@ -306,10 +299,8 @@ def text_events(
                 case Started():
                     length = event.total
                     yield event
-                case StepNarrowed():
+                case StepNarrowed() | PromptRead():
                     yield event
-                case Prefill():
-                    yield PromptRead(event.done, event.total, event.seconds)
                 case Step():
                     yield _text_step(event, text, cost(event.width, length))
                     length += len(event.tokens)

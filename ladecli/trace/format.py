@@ -27,9 +27,9 @@ from pydantic import (
 )
 
 from .. import files
-from ..decoder.events import Detail, Started, StepNarrowed
+from ..decoder.events import Detail, PromptRead, Started, StepNarrowed
 from ..errors import LadeError, UsageError, flaw
-from ..events import Ended, PromptRead, TextEvent, TextStep
+from ..events import Ended, TextEvent, TextStep
 
 OPTION = "--trace"
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ..decoder.events import PromptRead
 from ..errors import INTERRUPTED, UsageError
-from ..events import PromptRead, TextEvent, TextStep
+from ..events import TextEvent, TextStep
 from ..metrics import Tally
 from ..options.commands import ReplayRequest
 from ..view.live import reply_view

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import ConfigError, DecoderError, NaNLogitsError, PromptError
-from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
+from ladecli.decoder.events import Event, Finished, PromptRead, Started, Step
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.run.runner import Read, Runner, T
 from ladecli.decoder.strategies import make_strategy
@@ -114,8 +114,9 @@ def test_strategies_yield_what_plain_decoding_yields(
 def test_a_long_prompt_is_read_in_chunks() -> None:
     decoder = scrambled(chunk=4)
     events = run(decoder, PROMPT, limits=Limits(2))
-    assert [type(event) for event in events] == [Started, Prefill, Prefill, Step, Step, Finished]
-    assert [event.done for event in events if isinstance(event, Prefill)] == [4, 8]
+    types = [Started, PromptRead, PromptRead, Step, Step, Finished]
+    assert [type(event) for event in events] == types
+    assert [event.done for event in events if isinstance(event, PromptRead)] == [4, 8]
     assert [step.width for step in steps_of(events)] == [2, 1]
 
 
@@ -236,7 +237,7 @@ def test_the_cache_holds_the_text_but_its_last_token_at_every_yield(
         if isinstance(event, Step):
             text += [token.id for token in event.tokens]
             assert cached_ids(decoder) == text[:-1]
-        elif isinstance(event, Prefill):
+        elif isinstance(event, PromptRead):
             assert cached_ids(decoder) == PROMPT[: event.done]
         if number == stop_after:
             break

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from .. import layout
 from ..errors import NoMemoryError
-from ..events import FinishReason, Prefill
+from ..events import FinishReason, PromptRead
 from ..faults import Backoff, attempt, check_device
 from ..kv_cache import KVCache
 from ..layout import StepLayout
@@ -67,7 +67,7 @@ class Executor(Protocol):
             fingerprint: equal in all processes that decode the text.
         """
 
-    def prefill(self, state: State) -> Iterable[Prefill]:
+    def prefill(self, state: State) -> Iterable[PromptRead]:
         """Feed what the cache lacks of the text, but for what the next step can take along."""
 
     def room(self, state: State) -> Room:
@@ -142,7 +142,7 @@ class Local:
         self._backoff = Backoff(self._chunk, retries=retries)
         self._prefiller.invalidate_on_rope_change(len(state.tokens))
 
-    def prefill(self, state: State, before: Callable[[], None] = _go_on) -> Generator[Prefill]:
+    def prefill(self, state: State, before: Callable[[], None] = _go_on) -> Generator[PromptRead]:
         """See `Executor`; `before` is called before every chunk, of the same text everywhere."""
         self._has_read = True
         if len(state.tokens) - self.cache.length > 1 or self.facts.rope_boundary:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 from .. import layout
-from ..events import Prefill
+from ..events import PromptRead
 from ..faults import Backoff, attempt
 from ..strategy import State
 from .runner import Runner
@@ -31,7 +31,7 @@ class Prefiller:
 
     def read(
         self, state: State, backoff: Backoff, before: Callable[[], None]
-    ) -> Generator[Prefill, None, bool]:
+    ) -> Generator[PromptRead, None, bool]:
         """Feed what is pending in chunks.
 
         That is the prompt; and the whole text where it grows beyond the boundary at which rotary
@@ -70,7 +70,7 @@ class Prefiller:
                     return False
                 continue
             self._cache.keep(range(chunk.pending))
-            yield Prefill(self._cache.length, total, time.perf_counter() - began)
+            yield PromptRead(self._cache.length, total, time.perf_counter() - began)
             began = time.perf_counter()
         return True
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, DecoderError, RankError
-from ...events import Prefill
+from ...events import PromptRead
 from ...sampling import Sampler
 from ...strategy import Draft, Room, State, StepResult
 from ..executor import Fed, Local, NoRoom, OutOfMemory, Stopped
@@ -76,7 +76,7 @@ class Ranks:
         problem = "was given another prompt or other settings than rank 0"
         self.cache.truncate(min(self._exchange(self.cache.length, fingerprint, problem)))
 
-    def prefill(self, state: State) -> Generator[Prefill]:
+    def prefill(self, state: State) -> Generator[PromptRead]:
         """See `Executor`."""
         yield from self._local.prefill(state, self._sync)
 
