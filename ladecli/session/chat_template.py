@@ -39,6 +39,10 @@ _PROBES = {
 """What shows by an example what a template makes of each role, and of earlier reasoning."""
 
 
+class _RefusedError(UsageError):
+    """A template raises an error of its own about messages."""
+
+
 class ChatTemplate:
     """The chat template of a tokenizer, ready for use.
 
@@ -77,12 +81,7 @@ class ChatTemplate:
         Raises:
             UsageError: the template is broken, refuses the messages, or drops what the user says.
         """
-        try:
-            text = self._apply(self._prepared(messages), reply)
-        except UsageError:
-            raise
-        except Exception as error:  # templates raise whatever they like
-            raise UsageError(f"{self._name} refuses this: {error}") from error
+        text = self._apply(self._prepared(messages), reply)
         return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
 
     @cached_property
@@ -172,17 +171,14 @@ class ChatTemplate:
         """The text of an example; None if the template refuses it."""
         try:
             return self._apply(messages, reply)
-        except UsageError:
-            raise
-        except Exception:  # templates raise whatever they like
+        except _RefusedError:
             return None
 
     def _apply(self, messages: Sequence[ChatMessage], reply: bool) -> str:
         """The text of a conversation.
 
         Raises:
-            UsageError: the template is broken, or does not come to an end.
-            Exception: whatever the template raises.
+            UsageError: the template is broken, refuses the messages, or does not come to an end.
         """
         from jinja2 import TemplateSyntaxError
 
@@ -199,6 +195,8 @@ class ChatTemplate:
             raise UsageError(f"{self._name} {error}; {FIX}") from error
         except TemplateSyntaxError as error:
             raise _broken(self._name, error) from error
+        except Exception as error:  # templates raise whatever they like
+            raise _RefusedError(f"{self._name} refuses this: {error}") from error
         if len(text) > LONGEST + 4 * sum(len(str(each.get("content"))) for each in messages):
             raise UsageError(f"{self._name} adds more than {LONGEST:,} characters; {FIX}")
         return str(text)
@@ -303,7 +301,7 @@ def _parts(message: ChatMessage) -> list[Mapping[str, Any]]:
 
 def _after(content: Any, message: ChatMessage) -> Any:
     """The content of a message after another content, as its own paragraph."""
-    if isinstance(content, str) and isinstance(message["content"], str):
+    if isinstance(content, str) and isinstance(message.get("content"), str):
         return f"{content}\n\n{message['content']}"
     gap = {"type": "text", "text": "\n\n"}
     return [*_parts({"content": content}), gap, *_parts(message)]
