@@ -313,22 +313,23 @@ class Chat:
 
     # The context.
 
-    def encode(self, conversation: Conversation, *, reply: bool = True) -> list[int]:
-        """Token ids of a conversation, which may wait for a reply.
+    def encode(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation, which waits for a reply.
 
         Raises:
             UsageError: the model's template refuses it.
         """
-        return self.session.encode_talk(conversation, self.request.template(True), reply=reply)
+        return self.session.encode_talk(conversation, self.request.template(True))
 
     @property
     def used(self) -> int:
-        """Tokens of the context that the conversation takes; 0 where a template refuses it."""
+        """Tokens of the context that the conversation takes before the next reply; 0 where a
+        template refuses it."""
         conversation, count = self.conversation, 0
         if self._counted[0] is not conversation:  # the toolbar asks at every key
             with contextlib.suppress(LadeError):
                 if conversation.for_template():
-                    count = len(self.encode(conversation, reply=False))
+                    count = len(self.encode(conversation))
             self._counted = conversation, count
         return self._counted[1]
 

@@ -71,17 +71,16 @@ class ChatTemplate:
             if not re.search(rf"\b{re.escape(key)}\b", self._source)
         ]
 
-    def encode(self, messages: Sequence[ChatMessage], *, reply: bool = True) -> list[int]:
-        """The ids of a conversation.
+    def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The ids of a conversation, which waits for an answer.
 
         Args:
             messages: with `role` and `content`.
-            reply: whether the conversation waits for the assistant's answer.
 
         Raises:
             UsageError: the template is broken, refuses the messages, or drops what the user says.
         """
-        text = self._apply(self._prepared(messages), reply)
+        text = self._apply(self._prepared(messages), reply=True)
         return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
 
     @cached_property

@@ -199,35 +199,28 @@ class Session:
         return self._embedded(ids, prompt, "the tokenizer belongs to another model")
 
     def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        choice: TemplateChoice | None = None,
-        *,
-        reply: bool = True,
+        self, messages: Sequence[ChatMessage], choice: TemplateChoice | None = None
     ) -> list[int]:
-        """The ids of a conversation.
+        """The ids of a conversation, which waits for an answer.
 
         Args:
             messages: with `role` and `content`.
             choice: of the chat template; the model's own if None.
-            reply: whether it waits for an answer.
 
         Raises:
             UsageError: there is no such template, or it refuses the messages.
             NoEmbeddingError: the checkpoint has no embedding for one of the ids.
         """
-        ids = self.template(choice or TemplateChoice()).encode(messages, reply=reply)
+        ids = self.template(choice or TemplateChoice()).encode(messages)
         said = "\n".join(str(message.get("content")) for message in messages)
         return self._embedded(ids, said, "the chat template writes it, so use --raw")
 
-    def encode_talk(
-        self, talk: Conversation, choice: TemplateChoice | None, *, reply: bool = True
-    ) -> list[int]:
+    def encode_talk(self, talk: Conversation, choice: TemplateChoice | None) -> list[int]:
         """The ids of a conversation, without a template of its messages one a line; else as
         `encode_chat`."""
         if choice is None:
             return self.encode(talk.as_text())
-        return self.encode_chat(talk.for_template(), choice, reply=reply)
+        return self.encode_chat(talk.for_template(), choice)
 
     def _embedded(self, ids: Sequence[int], said: str, otherwise: str) -> list[int]:
         """Ids that all have an embedding.
