@@ -61,8 +61,7 @@ def decide(
     ranks: DistributedTransport | None = None,
     sharing: int = 1,
 ) -> Setup:
-    """Decide how a model is decoded; of several `ranks`, `sharing` of which share this machine,
-    each calls this.
+    """Decide how a model is decoded; several `ranks`, `sharing` of them here, each call this.
 
     Raises:
         LoadError: the model does not fit into memory.
@@ -89,7 +88,8 @@ def decide(
     # Transposed weights for steps of one token, and packed ones for wider steps.
     twice = 2 * need.weights + need.cache + need.step <= memory.usable(free)
     if ranks is not None:
-        least, twice = _room_of_all(ranks, context, twice)
+        rooms = ranks.gather((context or sys.maxsize, twice))
+        least, twice = min(rooms)[0], all(both for _, both in rooms)
         if least < (context or least):
             context, notice = least, f"texts end at {least:,} tokens: another rank has less room"
     return Setup(
@@ -104,12 +104,6 @@ def decide(
         memory_notice=notice,
         effects=(*effects, *drafts.side_effects(base), *_limit_notice(options, planned)),
     )
-
-
-def _room_of_all(ranks: DistributedTransport, context: int, twice: bool) -> tuple[int, bool]:
-    """The least context of all ranks, and whether each has room to hold weights twice."""
-    rooms = ranks.gather((context or sys.maxsize, twice))
-    return min(room for room, _ in rooms), all(both for _, both in rooms)
 
 
 def _without_effect(

@@ -16,7 +16,7 @@ from ..events import Piece, TextEvent, pieces_of
 from ..metrics import Tally
 from ..visualize import View, status_line
 from .markdown import MarkdownRenderer
-from .terminal import Terminal
+from .terminal import Terminal, is_dumb
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
 """Seconds between two refreshes, at least and at most."""
@@ -113,8 +113,9 @@ def reply_view(
     terminal: Terminal, tally: Tally, renderer: MarkdownRenderer, max_context: int = 0
 ) -> View:
     """The live view, or a plain writer where stdout cannot be drawn on; arguments as for those."""
-    console = terminal.live_console()
-    if console is None:
+    if terminal.quiet or not sys.stdout.isatty() or is_dumb():
         # On a pipe the replies stand alone.
         return terminal.writer(renderer.colours, renderer.reasoning and sys.stdout.isatty())
+    # "never" takes the colours away, and must not take the cursor's movements with them.
+    console = terminal.console(sys.stdout, is_terminal=True)
     return LiveView(console, tally, renderer, max_context=max_context)

@@ -70,13 +70,6 @@ class Terminal:
             emoji=False,
         )
 
-    def live_console(self) -> Console | None:
-        """A console for a view that draws on stdout; None where that cannot, or must not be."""
-        if self.quiet or not sys.stdout.isatty() or is_dumb():
-            return None
-        # "never" takes the colours away, and must not take the cursor's movements with them.
-        return self.console(sys.stdout, is_terminal=True)
-
     def writer(self, colours: bool = True, reasoning: bool = False) -> Writer:
         """The writer for what stdout is: a terminal with colours, one without, or no terminal.
 
