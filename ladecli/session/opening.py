@@ -21,14 +21,13 @@ from .setup import check_device, check_options, decide
 if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
     from ..decoder.run.ranks.transport import DistributedTransport
-    from ..models import PlannedModel
     from ..options.answer import AnswerOptions, RankedOptions, TemplateChoice, TemplateOptions
     from ..options.model import SessionOptions
     from ..profiles import Choice
     from .session import Session, Settings
 
-RankLoader: TypeAlias = "Callable[[DistributedTransport], Session]"
-"""Loads the planned model of one rank of several."""
+Loader: TypeAlias = "Callable[[DistributedTransport | None], Session]"
+"""Loads a planned model; each rank of several gives its way to the others."""
 _SILENT = Terminal(quiet=True)
 
 
@@ -57,9 +56,7 @@ def open_session(
     with terminal.progress(f"starting {options.name}"):
         check(options, template)
         _import_libraries()
-    bars = sys.stderr.isatty() and (bars or not terminal.quiet)
-    planned = _find_model(options, terminal, bars)
-    return _load(planned, options, drafts or DraftOptions(), terminal, bars, min_context)
+    return _plan(options, drafts or DraftOptions(), terminal, min_context, bars=bars)(None)
 
 
 @contextlib.contextmanager
@@ -95,24 +92,51 @@ def plan_rank(
     local_size: int,
     terminal: Terminal = _SILENT,
     min_context: int = 0,
-) -> RankLoader:
+) -> Loader:
     """Plan the session of one of several ranks, of which `local_size` share this machine; what is
     returned loads it."""
     _import_libraries()
-    bars = sys.stderr.isatty() and not terminal.quiet
-    planned = _find_model(request, terminal, bars, request.split)
-    if why := planned.facts.no_trees:
+    return _plan(request, request, terminal, min_context, request.split, local_size)
+
+
+def _plan(
+    options: SessionOptions,
+    drafts: DraftOptions,
+    terminal: Terminal,
+    min_context: int,
+    split: int = 1,
+    local_size: int | None = None,
+    bars: bool = False,
+) -> Loader:
+    """Find a model, which is `split` over ranks, and read its configuration; what is returned
+    loads it.  Without a `local_size` there are no ranks; else as for `open_session`."""
+    from .. import models
+
+    bars = sys.stderr.isatty() and (bars or not terminal.quiet)
+    with _loading(terminal, options.name):
+        planned = models.plan(options.name, options, options, split=split, progress=bars)
+        check_device(options, planned.device, planned.part, split > 1)
+    if local_size and (why := planned.facts.no_trees):
         raise UsageError(
             f"{planned.name} verifies one continuation of a text at a time ({why}), which ranks"
             " cannot share; leave --parallel out"
         )
 
-    def load(ranks: DistributedTransport) -> Session:
+    def load(ranks: DistributedTransport | None) -> Session:
         from . import parallel
+        from .session import Session
 
-        context = ranks.broadcast(min_context)  # the leader's holds
-        session = _load(planned, request, request, terminal, bars, context, ranks, local_size)
-        parallel.join(session, ranks, split=request.split > 1)
+        context = ranks.broadcast(min_context) if ranks else min_context  # the leader's holds
+        stretched = models.extend_context(planned, context)
+        with _loading(terminal, planned.held):
+            setup = decide(options, drafts, stretched, ranks, local_size or 1)
+            loaded = models.load(stretched, working_memory=setup.working_memory, progress=bars)
+            if ranks:
+                parallel.compare_loaded(loaded, ranks)
+            session = Session(loaded, setup)
+        terminal.say(*session.notices)
+        if ranks:
+            parallel.join(session, ranks, split=split > 1)
         return session
 
     return load
@@ -139,46 +163,6 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> N
         known = model_files.chat_templates(folder)
         if (choice := template.template(bool(known))) is not None:
             check_template(known, choice)
-
-
-def _find_model(
-    options: SessionOptions, terminal: Terminal, bars: bool, split: int = 1
-) -> PlannedModel:
-    """Find the model, which is `split` over ranks, and read its configuration."""
-    from .. import models
-
-    with _loading(terminal, options.name):
-        planned = models.plan(options.name, options, options, split=split, progress=bars)
-        check_device(options, planned.device, planned.part, split > 1)
-        return planned
-
-
-def _load(
-    planned: PlannedModel,
-    options: SessionOptions,
-    drafts: DraftOptions,
-    terminal: Terminal,
-    bars: bool,
-    min_context: int,
-    ranks: DistributedTransport | None = None,
-    sharing: int = 1,
-) -> Session:
-    """Load a planned model; of several `ranks`, each calls this, `sharing` as for `decide`."""
-    from .. import models
-    from .session import Session
-
-    if min_context:
-        planned = models.extend_context(planned, min_context)
-    with _loading(terminal, planned.held):
-        setup = decide(options, drafts, planned, ranks, sharing)
-        loaded = models.load(planned, working_memory=setup.working_memory, progress=bars)
-        if ranks is not None:
-            from . import parallel
-
-            parallel.compare_loaded(loaded, ranks)
-        session = Session(loaded, setup)
-    terminal.say(*session.notices)
-    return session
 
 
 def _import_libraries() -> None:
