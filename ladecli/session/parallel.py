@@ -30,7 +30,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
-from ..errors import LadeError, UsageError, describe_error
+from ..errors import LadeError, UsageError, counted, describe_error
 from ..options.answer import RankedOptions
 from ..view.terminal import handling
 from .place import Place, assign_device, find_place, read_torchrun
@@ -97,7 +97,7 @@ def start_ranks(request: RankedOptions, place: Place, open_session: Opener) -> I
         rendezvous, failure = "env://", None
         notice = _check_number(request, place)
         if not place.launched:
-            os.environ |= _variables(place)
+            _set_variables(place)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
             rendezvous = (Path(folder) / "ranks").as_uri()
             followers = _start_processes(place, (request, open_session, rendezvous, folder))
@@ -229,7 +229,7 @@ def _check_number(request: RankedOptions, place: Place) -> str | None:
     if not place.launched and place.size > most:
         raise UsageError(
             f"--parallel {place.size} asks for {place.size} processes, and this machine has"
-            f" {cores} core{'s' if cores > 1 else ''} and not as many GPUs; use at most {most}"
+            f" {counted(cores, 'core')} and not as many GPUs; use at most {most}"
         )
     shared = "the processor" if kind == "cpu" else "one GPU"
     line = f"{place.local_size} ranks share {shared}: good for trying it out, not for speed"
@@ -245,16 +245,14 @@ def _cores() -> int:
     return min(physical, allowed)
 
 
-def _variables(place: Place) -> dict[str, str]:
-    """What torchrun would set for rank 0, and followers inherit."""
+def _set_variables(place: Place) -> None:
+    """Set what torchrun would for rank 0, and followers inherit."""
     size = str(place.size)
-    found = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
-    threads = str(max(_cores() // place.size, 1))
-    found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", threads)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(_cores() // place.size, 1)))
     # Otherwise gloo asks for the machine's name, which may lead elsewhere.
-    if loopback := os.environ.get("GLOO_SOCKET_IFNAME") or _LOOPBACK.get(sys.platform):
-        found["GLOO_SOCKET_IFNAME"] = loopback
-    return found
+    if loopback := _LOOPBACK.get(sys.platform):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 # A follower.
@@ -349,8 +347,8 @@ def connect(ranks: DistributedTransport, request: RankedOptions) -> None:
 
     here = device.detect(request.device)
     ranks.connect(here.torch_name, split=request.parallel_mode == "tensor")
-    packages = {"lade": "ladecli", "torch": "torch", "transformers": "transformers"}
-    mine = {name: importlib.metadata.version(package) for name, package in packages.items()}
+    packages = ("ladecli", "torch", "transformers")
+    mine = {name: importlib.metadata.version(name) for name in packages}
     mine |= {"Python": platform.python_version(), "device": here.kind}
     for name in sorted({each.name for each in fields(RankedOptions)} - _PER_RANK_OPTIONS):
         mine[name.replace("_", "-")] = getattr(request, name)
