@@ -44,7 +44,7 @@ def run(request: ChatRequest) -> int:
         LadeError, DecoderError: with a line for the user.
     """
     export.check(request)
-    pool_file.check(request.pool_file)
+    texts = pool_file.check(request)
     journal, conversation = new_journal(), None
     if request.resume:
         conversation, model = newest()
@@ -54,17 +54,17 @@ def run(request: ChatRequest) -> int:
     ends = [each for each in signal.Signals if each.name in ("SIGTERM", "SIGHUP", "SIGQUIT")]
     with handling(_end, *ends), suppress_echo():
         while following is not None:
-            following, conversation, refused = _with_model(following, conversation, journal)
+            following, conversation, refused = _with_model(following, texts, conversation, journal)
             code = UsageError.exit_code if refused else code
     return code
 
 
 def _with_model(
-    request: ChatRequest, conversation: Conversation | None, journal: Journal
+    request: ChatRequest, texts: list[str], conversation: Conversation | None, journal: Journal
 ) -> tuple[ChatRequest | None, Conversation, bool]:
     """Chat with one model until the user leaves, or goes on with another one: the request for
     that, the conversation, and whether a message of a pipe was refused."""
-    terminal, texts = Terminal(request.color, request.quiet), pool_file.draft_texts(request)
+    terminal = Terminal(request.color, request.quiet)
     with opening.open_with_ranks(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
         if conversation is not None:

@@ -175,8 +175,8 @@ def guarded(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def write(path: Path, content: str | bytes, option: str, *, private: bool = False) -> None:
-    """Write a file, whole or not at all; text becomes UTF-8, and permissions stay as they were.
+def write(path: Path, content: str, option: str, *, private: bool = False) -> None:
+    """Write a text as UTF-8, whole or not at all; permissions stay as they were.
 
     Args:
         path, content: of the file.
@@ -187,7 +187,7 @@ def write(path: Path, content: str | bytes, option: str, *, private: bool = Fals
         LadeError: it cannot be written; what was there before is still there.
     """
     try:
-        data = content.encode() if isinstance(content, str) else content
+        data = content.encode()
         if is_device(path):
             path.write_bytes(data)
             return
@@ -204,7 +204,7 @@ def write(path: Path, content: str | bytes, option: str, *, private: bool = Fals
             temporary.replace(target)
         finally:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                temporary.unlink()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LadeError(f"{option} {path} cannot be written: {reason}") from error

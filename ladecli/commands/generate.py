@@ -33,9 +33,7 @@ def run(request: GenerateRequest) -> int:
     """
     rows = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, sum(len(row.turns) for row in rows))
-    pool_file.check(request.pool_file)
-    texts = pool_file.draft_texts(request)
-    terminal = Terminal(request.color, request.quiet)
+    texts, terminal = pool_file.check(request), Terminal(request.color, request.quiet)
     with opening.open_with_ranks(request, terminal) as session:
         talks = [_Talk(session, request, row) for row in rows]
         # All prompts are checked before the first is answered: no half of the work is lost.

@@ -129,9 +129,7 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         "budget": settings.lookahead.step_limit,
         "seed": "a new one for each reply" if request.seed is None else request.seed,
         "max_new_tokens": settings.max_new_tokens or "until the context is full",
-        "stop": settings.stop,
         "chat_template": request.chat_template or "default",
-        "template_arg": tuple(request.template_arg or ()),
         "stats": chat.shows_stats,
         "dtype": chat.session.loaded.spec.compute,
     }

@@ -36,8 +36,7 @@ def run(request: ServeRequest) -> int:
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UsageError(f"lade serve needs {missing[0]}: pip install 'ladecli[serve]'")
-    pool_file.check(request.pool_file)
-    terminal, texts = Terminal(request.color, request.quiet), pool_file.draft_texts(request)
+    texts, terminal = pool_file.check(request), Terminal(request.color, request.quiet)
     with (
         _listen(request.host, request.port) as listener,
         opening.open_with_ranks(request, terminal) as session,

@@ -33,25 +33,17 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def draft_texts(request: KnownOptions) -> list[str]:
-    """The texts of `--draft-text`.
-
-    Raises:
-        UsageError: one cannot be read; the message names it.
-    """
-    return [files.read_text(name, "draft text") for name in request.draft_text or ()]
-
-
-def check(name: str | None) -> None:
-    """Refuse a file that is not a pool, or cannot be written; None is no file.
+def check(request: KnownOptions) -> list[str]:
+    """Refuse a file that is not a pool, or cannot be written; the texts of `--draft-text`.
 
     Raises:
         UsageError: the message names the file and the fix.
     """
-    if name:
-        path = Path(name).expanduser()
+    if request.pool_file:
+        path = Path(request.pool_file).expanduser()
         _read(path)
         files.check(path, OPTION)
+    return [files.read_text(name, "draft text") for name in request.draft_text or ()]
 
 
 @contextlib.contextmanager
