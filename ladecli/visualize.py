@@ -88,33 +88,32 @@ class View(Protocol):
         """The answer is over, or broken off: leave terminal and files in order."""
 
 
-class Together:
-    """Several views of one answer, whose events are folded here and nowhere else.
+@contextlib.contextmanager
+def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]]:
+    """Show one answer in several views, whose events are folded here and nowhere else.
+
+    They are finished with the block, the first one first, also when one cannot be written.
 
     Args:
         tally: takes every event before the views do, which show it.
         views: each takes every event, in this order.
+
+    Yields:
+        A function that takes one more event.
+
+    Raises:
+        LadeError: of the last view that failed.
     """
 
-    def __init__(self, tally: Tally, *views: View) -> None:
-        self._tally = tally
-        self._views = views
-
-    def show(self, event: TextEvent) -> None:
-        """Take one more event."""
-        self._tally.add(event)
-        for view in self._views:
+    def show(event: TextEvent) -> None:
+        tally.add(event)
+        for view in views:
             view.show(event)
 
-    def finish(self) -> None:
-        """Finish all of them, the first one first, also when one of them cannot be written.
-
-        Raises:
-            LadeError: of the last that failed.
-        """
-        with contextlib.ExitStack() as stack:
-            for view in reversed(self._views):
-                stack.callback(view.finish)
+    with contextlib.ExitStack() as stack:
+        for view in reversed(views):
+            stack.callback(view.finish)
+        yield show
 
 
 class Writer:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.metrics import Tally
 from ladecli.trace.export import COLUMNS, Exporter
-from ladecli.visualize import Together
+from ladecli.visualize import together
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,10 +38,9 @@ FIGURES += ["accepted: context 1, jacobi 1, recycled 1, something new 1, traject
 def exported(folder: Path, events: list[TextEvent], prompt: str = "def") -> tuple[str, str]:
     svg, html = folder / "x.svg", folder / "x.html"
     tally = Tally()
-    answer = Together(tally, Exporter(svg, html, "a <model>", prompt, tally))
-    for event in events:
-        answer.show(event)
-    answer.finish()
+    with together(tally, Exporter(svg, html, "a <model>", prompt, tally)) as show:
+        for event in events:
+            show(event)
     return svg.read_text(encoding="utf-8"), html.read_text(encoding="utf-8")
 
 

@@ -14,7 +14,6 @@ from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.metrics import Tally
 from ladecli.view.live import LiveView
 from ladecli.view.markdown import MarkdownRenderer
-from ladecli.visualize import Together
 
 HEIGHT = 6
 
@@ -35,9 +34,10 @@ class Terminal:
             legacy_windows=False,
         )
         self.now = self.reading = 0.0  # reading: what each look at the clock takes
-        tally, renderer = Tally(), MarkdownRenderer(True, colours)
-        self.view = LiveView(self.console, tally, renderer, max_context=2048, clock=self._clock)
-        self.answer = Together(tally, self.view)
+        self.tally, renderer = Tally(), MarkdownRenderer(True, colours)
+        self.view = LiveView(
+            self.console, self.tally, renderer, max_context=2048, clock=self._clock
+        )
         self._stream.feed("$ lade\r\n")
 
     def _clock(self) -> float:
@@ -48,11 +48,15 @@ class Terminal:
         self.screen = pyte.HistoryScreen(width, HEIGHT, history=10_000)
         self._stream = pyte.Stream(self.screen)
 
+    def take(self, event: TextEvent) -> None:
+        self.tally.add(event)
+        self.view.show(event)
+
     def show(self, *events: TextEvent) -> list[str]:
         """Events, each late enough to be drawn."""
         for event in events:
             self.now += 10
-            self.answer.show(event)
+            self.take(event)
             self.update()
         return self.lines
 
@@ -210,7 +214,7 @@ def refreshes(terminal: Terminal, events: Iterable[TextEvent], seconds: float) -
     drawn = 0
     for event in events:
         terminal.now += seconds
-        terminal.answer.show(event)
+        terminal.take(event)
         drawn += terminal.update()
     return drawn
 

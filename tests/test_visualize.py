@@ -15,7 +15,7 @@ from ladecli.decoder.events import Started
 from ladecli.errors import LadeError, printable
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.metrics import Tally
-from ladecli.visualize import SOURCE_STYLES, Together, Writer, repeats, statistics_line, status_line
+from ladecli.visualize import SOURCE_STYLES, Writer, repeats, statistics_line, status_line, together
 
 
 def step(*pieces: tuple[str, str | None], width: int = 9, seconds: float = 0.5) -> TextStep:
@@ -87,10 +87,8 @@ def test_all_views_are_finished_though_one_fails() -> None:
             raise LadeError("no room on the disk")
 
     views, tally = (Failing(), Failing()), Tally()
-    together = Together(tally, *views)
-    together.show(ANSWER[1])
-    with pytest.raises(LadeError, match="no room on the disk"):
-        together.finish()
+    with pytest.raises(LadeError, match="no room"), together(tally, *views) as show:
+        show(ANSWER[1])
     assert [(view.shown, view.finished) for view in views] == [(1, 1), (1, 1)]
     assert tally.tokens == 1
 

@@ -19,7 +19,7 @@ from ..session import opening, pool_file
 from ..suites import STDIN, Row, display_name, name_of, read_rows, read_text
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import Together
+from ..visualize import together
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -178,18 +178,15 @@ class _Answers:
             shown.append(self._terminal.thinking())
         settings = self._settings_for(ids)
         files = export.views(request, session, settings, ids, tally, number)
-        view = Together(tally, *shown, *files)
         lost: RankError | None = None
         try:
-            for event in session.stream(ids, settings, cancelled, detailed=detailed):
-                view.show(event)
+            with together(tally, *shown, *files) as show:
+                for event in session.stream(ids, settings, cancelled, detailed=detailed):
+                    show(event)
         except RankError as error:
             lost = error
-        finally:
-            try:
-                view.finish()
-            except LadeError as error:
-                self.failed.append(error)
+        except LadeError as error:
+            self.failed.append(error)
         if request.json:
             answer = {"id": talk.row.id, "turn": talk.turn} | self._as_json(tally)
             utf8 = "utf" in (sys.stdout.encoding or "").lower()

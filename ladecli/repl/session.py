@@ -25,7 +25,7 @@ from ..view import screen
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import SEPARATOR, Together, repeats
+from ..visualize import SEPARATOR, repeats, together
 from .journal import Journal
 from .reader import Reader, escape
 
@@ -199,20 +199,15 @@ class Chat:
         renderer = MarkdownRenderer(request.markdown, request.token_colors, request.reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
         files = export.views(request, session, reply.settings, reply.prompt, tally)
-        view, self._renderer = Together(tally, shown, *files), renderer
+        self._renderer, views = renderer, together(tally, shown, *files)
         detailed, kept = request.trace is not None, time.monotonic()
-        try:
-            with self.reader.watched() as look, ctrl_c() as cancelled:
-                for event in session.stream(
-                    reply.prompt, reply.settings, cancelled, detailed=detailed
-                ):
-                    view.show(event)
-                    look()
-                    if time.monotonic() >= kept + KEPT_EVERY:
-                        self.keep(seen.answered(tally.text, True, tally.reasoning))
-                        kept = time.monotonic()
-        finally:
-            view.finish()
+        with views as show, self.reader.watched() as look, ctrl_c() as cancelled:
+            for event in session.stream(reply.prompt, reply.settings, cancelled, detailed=detailed):
+                show(event)
+                look()
+                if time.monotonic() >= kept + KEPT_EVERY:
+                    self.keep(seen.answered(tally.text, True, tally.reasoning))
+                    kept = time.monotonic()
 
     def _conclude(self, reply: Reply) -> None:
         """Print what stands under a reply.

@@ -15,7 +15,7 @@ from ..options.commands import ReplayRequest
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, is_dumb
-from ..visualize import Together
+from ..visualize import together
 from .format import Trace, read_trace
 from .inspector import StepView, browse
 
@@ -43,14 +43,13 @@ def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     """Show the text as it came, then its statistics."""
     tally = Tally(calibration=trace.header.calibration)
     shown = reply_view(terminal, tally, MarkdownRenderer(True, True))
-    view, code = Together(tally, shown), 0
-    try:
-        for event in pace(trace.events, speed):
-            view.show(event)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    finally:
-        view.finish()
+    code = 0
+    with together(tally, shown) as show:
+        try:
+            for event in pace(trace.events, speed):
+                show(event)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
     terminal.statistics(tally)
     return code
 
