@@ -232,16 +232,15 @@ def _broken(name: str, error: TemplateSyntaxError) -> UsageError:
 def _find(known: str | Mapping[str, str] | None, name: str | None) -> tuple[str, str]:
     """A name for messages and the source of a template, by the name of a model's, or a file's."""
     named = known if isinstance(known, Mapping) else {"default": known} if known else {}
+    if (chosen := name or "default") in named:
+        return "the model's chat template", named[chosen]
     if name is None and not named:
         raise UsageError("this model has no chat template; use --raw, or --chat-template FILE")
-    if name is None and "default" not in named:
+    if name is None:
         raise UsageError(
             f"this model has the chat templates {', '.join(sorted(named))} and no default; choose"
             " one by --chat-template"
         )
-    if (chosen := name or "default") in named:
-        return "the model's chat template", named[chosen]
-    assert name is not None
     if Path(name).expanduser().is_file():
         return f"the chat template {name}", _source(name)
     has = f"only {', '.join(sorted(named))}" if isinstance(known, Mapping) else "only its own"
