@@ -27,7 +27,7 @@ from ladecli.events import TextEvent, TextStep
 from ladecli.metrics import Tally
 from ladecli.view.live import LiveView
 from ladecli.view.markdown import MarkdownRenderer
-from ladecli.visualize import Together
+from ladecli.visualize import together
 
 
 @contextlib.contextmanager
@@ -47,10 +47,9 @@ def watched(events: Iterator[TextEvent], stream: TextIO) -> None:
         file=stream, force_terminal=True, color_system="256", width=100, height=40, highlight=False
     )
     renderer, tally = MarkdownRenderer(markdown=True, colours=True), Tally()
-    view = Together(tally, LiveView(console, tally, renderer, max_context=2048))
-    for event in events:
-        view.show(event)
-    view.finish()
+    with together(tally, LiveView(console, tally, renderer, max_context=2048)) as show:
+        for event in events:
+            show(event)
 
 
 def unwatched(events: Iterator[TextEvent], stream: TextIO) -> None:
