@@ -49,7 +49,7 @@ def test_a_reasoning_model(tmp_path: Path) -> None:
         for turn in range(1, 4):
             terminal.enter(f"Question {turn}?")
             terminal.wait(lambda text, turn=turn: text.count(reply) == turn)
-        terminal.enter("/set reasoning hide")
+        terminal.enter("/set reasoning off")
         terminal.wait("reasoning  off")
         terminal.enter("Question 4?")
         terminal.wait("> Question 4?\nParis.\n")

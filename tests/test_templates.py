@@ -363,7 +363,7 @@ def test_reasoning_in_python(thinker: str) -> None:
 def test_options_of_templates_in_a_chat(lade: Any, thinker: str, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     lines = [
-        *("/set reasoning hide", "/set template-arg enable_thinking=true", FIRST),
+        *("/set reasoning off", "/set template-arg enable_thinking=true", FIRST),
         *("/set template-arg more=1", "/show template-arg", f"/save {saved}"),
     ]
     done = lade("chat", thinker, "-n", "20", typed="\n".join(lines))

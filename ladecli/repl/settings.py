@@ -28,8 +28,6 @@ LIVE = (
     *("reasoning", "markdown", "token-colors", "stats"),
 )
 """Options that a chat can change, by their names."""
-_SWITCHES = {"show": "on", "hide": "off"}
-"""Other words for on and off."""
 _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text"}
 
 
@@ -46,8 +44,6 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
             cannot have this value; the message says what it may be.
     """
     setting, word = known(name), text.lower()
-    if setting.kind is bool:
-        text = _SWITCHES.get(word, text)
     origins = {**request.origins, setting.key: "set in this chat"}
     value: Any
     if word == "off" and setting.name in _MODELS:  # whatever the model's own value is
