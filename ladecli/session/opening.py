@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..options.drafting import DraftOptions
 from ..view.terminal import Terminal
 from .chat_template import check_template
-from .place import find_place
+from .place import assign_device, find_place
 from .setup import check_device, check_options, decide
 
 if TYPE_CHECKING:
@@ -76,15 +76,16 @@ def open_with_ranks(
     with contextlib.ExitStack() as stack:
         with terminal.progress(f"starting {request.name}"):
             check(request, request)
-            leader = stack.enter_context(parallel.start_ranks(request, place, plan_rank))
+            notices = parallel.check_number(request, place)
+            ranks = stack.enter_context(parallel.start_ranks(request, place, plan_rank))
+            own = assign_device(request, place)
             _import_libraries()
         # What is wrong with the request is reported before other ranks are waited for.
-        load = plan_rank(leader.request, place.local_size, terminal, min_context)
-        if leader.notice:
-            terminal.say(leader.notice)
+        load = plan_rank(own, place.local_size, terminal, min_context)
+        terminal.say(*notices)
         with terminal.progress("starting the other ranks"):
-            parallel.connect(leader.ranks, leader.request)
-        yield load(leader.ranks)
+            parallel.connect(ranks, own)
+        yield load(ranks)
 
 
 def plan_rank(

@@ -68,17 +68,10 @@ class Order:
 # The leader.
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Rank 0, with other ranks on their way."""
-
-    request: RankedOptions  # on this rank's device
-    ranks: DistributedTransport  # to be connected
-    notice: str | None = None  # what the user should know before the ranks start
-
-
 @contextlib.contextmanager
-def start_ranks(request: RankedOptions, place: Place, open_session: Opener) -> Iterator[Leader]:
+def start_ranks(
+    request: RankedOptions, place: Place, open_session: Opener
+) -> Iterator[DistributedTransport]:
     """Lead as many ranks as the request asks for, or as torchrun started.
 
     They start while the caller prepares, and `connect` waits for them.  However the block ends,
@@ -90,12 +83,10 @@ def start_ranks(request: RankedOptions, place: Place, open_session: Opener) -> I
         open_session: how followers open theirs; a function of a module, which they import.
 
     Raises:
-        UsageError: this machine has no room for that many ranks.
         RankError: a rank failed.
     """
     with contextlib.ExitStack() as stack:
         rendezvous, failure = "env://", None
-        notice = _check_number(request, place)
         if not place.launched:
             _set_variables(place)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
@@ -106,7 +97,7 @@ def start_ranks(request: RankedOptions, place: Place, open_session: Opener) -> I
 
         ranks = DistributedTransport(place.rank, place.size, rendezvous, failure)
         stack.callback(ranks.close)
-        yield Leader(assign_device(request, place), ranks, notice)
+        yield ranks
 
 
 class Followers:
@@ -118,13 +109,7 @@ class Followers:
         split: whether each holds a part of the model, so that every answer needs all of them.
     """
 
-    def __init__(
-        self,
-        ranks: DistributedTransport,
-        executor: Ranks,
-        *,
-        split: bool = False,
-    ) -> None:
+    def __init__(self, ranks: DistributedTransport, executor: Ranks, *, split: bool) -> None:
         self._ranks = ranks
         self._executor = executor
         self._split = split
@@ -218,13 +203,14 @@ def _start_processes(
             process.join()
 
 
-def _check_number(request: RankedOptions, place: Place) -> str | None:
-    """Refuse more ranks than are useful here; a notice where ranks share a device."""
+def check_number(request: RankedOptions, place: Place) -> list[str]:
+    """Refuse with a UsageError more ranks than are useful here; a notice where they share a
+    device."""
     from ..specs import device
 
     kind = device.detect(request.device).kind
     if kind == "cuda":
-        return None
+        return []
     most, cores = max(_TRIAL_RANKS, _cores()), _cores()
     if not place.launched and place.size > most:
         raise UsageError(
@@ -233,7 +219,7 @@ def _check_number(request: RankedOptions, place: Place) -> str | None:
         )
     shared = "the processor" if kind == "cpu" else "one GPU"
     line = f"{place.local_size} ranks share {shared}: good for trying it out, not for speed"
-    return line if place.local_size > 1 else None
+    return [line] if place.local_size > 1 else []
 
 
 def _cores() -> int:
