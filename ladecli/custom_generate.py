@@ -28,7 +28,7 @@ from .decoder.model.stock import StockModel
 from .decoder.model.transformer import Transformer
 from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
-from .generation_config import FIELDS, refused
+from .generation_config import REFUSED, refused
 from .options.model import StepOptions
 from .session.setup import choose_profile
 from .specs.device import detect
@@ -295,7 +295,7 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, 
         what = "a call without a generation config; call it through model.generate"
     elif asked := refused(config):
         name = asked[0]
-        value, off = getattr(config, name), FIELDS[name].off
+        value, off = getattr(config, name), REFUSED[name]
         own = getattr(model.generation_config, name, None) == value
         whose = " of the model's generation config" if own else ""
         what = f"{name}={value!r}{whose}; pass {name}={off!r}"

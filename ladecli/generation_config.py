@@ -1,18 +1,17 @@
 """What each field of a model's generation config means here: what transformers' `generate` makes
 of it, by transformers' own code.
 
-The table is the whole of it.  Fields that choose tokens become a `SamplingConfig`, which flags
-replace.  Whatever transformers has a logits processor for is applied by that processor, at every
-node of a step's tree.  Fields that ask for another way to decode are named, and refused inside
-`generate`.
+Fields that choose tokens become a `SamplingConfig`, which flags replace.  Whatever transformers has
+a logits processor for is applied by that processor, at every node of a step's tree.  Fields that
+ask for another way to decode are named, and refused inside `generate`.  All others change no text;
+docs/models.md names them, and a test finds those that a version of transformers adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
-from enum import Enum
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
@@ -23,99 +22,49 @@ from .decoder.sampling import LogitsProcessor
 
 _CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
 """How a chat samples where the model does not say: greedy, small models run into loops."""
-
-
-class Means(Enum):
-    """What a field of a generation config does here."""
-
-    SAMPLING = "a field of SamplingConfig"
-    PROCESSOR = "a logits processor of transformers"
-    END = "ends a text"
-    OTHER_WAY = "another way to decode, which there is not"
-    RESULT = "the form of the result, of which `custom_generate` has one"
-    NOTHING = "how a text is computed or returned; the text is the same"
-
-
-class Field(NamedTuple):
-    """An entry of the table."""
-
-    means: Means  # what it does
-    off: Any = None  # of another way to decode or to return a text: what does not ask for it
-
-
-FIELDS: dict[str, Field] = {
-    **dict.fromkeys(
-        ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-        Field(Means.SAMPLING),
-    ),
-    **dict.fromkeys(
-        (
-            *("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
-            *("encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-            *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
-            *("min_length", "min_new_tokens", "exponential_decay_length_penalty"),
-            *("forced_bos_token_id", "forced_eos_token_id"),
-            *("remove_invalid_values", "renormalize_logits", "watermarking_config"),
-        ),
-        Field(Means.PROCESSOR),
-    ),
-    **dict.fromkeys(
-        ("eos_token_id", "stop_strings", "max_length", "max_new_tokens", "max_time"),
-        Field(Means.END),
-    ),
-    "num_beams": Field(Means.OTHER_WAY, 1),
-    "penalty_alpha": Field(Means.OTHER_WAY),  # contrastive search, unless it samples
-    "dola_layers": Field(Means.OTHER_WAY),
-    "constraints": Field(Means.OTHER_WAY),
-    "force_words_ids": Field(Means.OTHER_WAY),
-    "guidance_scale": Field(Means.OTHER_WAY, 1),  # runs the model a second time
-    "token_healing": Field(Means.OTHER_WAY, False),  # changes the prompt
-    "num_return_sequences": Field(Means.OTHER_WAY, 1),
-    "return_dict_in_generate": Field(Means.RESULT, False),
-    **dict.fromkeys(
-        (
-            # Of a result that is a dictionary.
-            *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
-            # Of the cache, and of how the model is run.
-            *("use_cache", "cache_implementation", "cache_config", "max_cache_len"),
-            *("compile_config", "disable_compile", "continuous_batching_config", "low_memory"),
-            "prefill_chunk_size",
-            # Of beam search alone.
-            *("early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups"),
-            # Of drafts, which change no text.
-            *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"),
-            *("assistant_confidence_threshold", "prompt_lookup_num_tokens"),
-            *("max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind"),
-            *("target_lookbehind", "assistant_ensemble_weight", "speculation_type", "use_mtp"),
-            # Of batches, and of models with an encoder.
-            *("pad_token_id", "bos_token_id", "decoder_start_token_id"),
-            # Where the file came from.
-            *("transformers_version", "_from_model_config", "_commit_hash"),
-        ),
-        Field(Means.NOTHING),
-    ),
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields that a `SamplingConfig` holds; `do_sample` says whether they count."""
+PROCESSORS = (
+    *("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
+    *("min_length", "min_new_tokens", "exponential_decay_length_penalty"),
+    *("forced_bos_token_id", "forced_eos_token_id"),
+    *("remove_invalid_values", "renormalize_logits", "watermarking_config"),
+)
+"""Fields that transformers makes a logits processor of."""
+ENDS = ("stop_strings", "max_length", "max_new_tokens", "max_time")
+"""Fields that end a text, beside `eos_token_id`."""
+OTHER_WAYS: dict[str, Any] = {
+    "num_beams": 1,
+    "penalty_alpha": None,  # contrastive search, unless it samples
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "guidance_scale": 1,  # runs the model a second time
+    "token_healing": False,  # changes the prompt
+    "num_return_sequences": 1,
 }
-"""Every field of transformers' GenerationConfig, in all versions that are supported."""
-
-
-def named(means: Means) -> list[str]:
-    """The fields that mean this."""
-    return [name for name, field in FIELDS.items() if field.means is means]
+"""Fields that ask for another way to decode, with what does not ask for it."""
+REFUSED = {
+    **{name: off for name, off in OTHER_WAYS.items() if name != "token_healing"},
+    "return_dict_in_generate": False,
+}
+"""What a call of `generate` must not ask for, which has healed the prompt already."""
 
 
 def refused(config: Any) -> list[str]:
-    """The fields that a call of `generate` must not have; it has healed the prompt already."""
-    names = [*named(Means.OTHER_WAY), *named(Means.RESULT)]
-    return [name for name in _asking(config, names) if name != "token_healing"]
+    """The fields that a call of `generate` must not have."""
+    return _asking(config, REFUSED)
 
 
-def _asking(config: Any, names: Sequence[str]) -> list[str]:
+def _asking(config: Any, others: Mapping[str, Any]) -> list[str]:
     found = []
-    for name in names:
+    for name, off in others.items():
         value = getattr(config, name, None)
         # Where it samples, `generate` does not look at that one.
         ignored = name == "penalty_alpha" and (config.do_sample or not value)
-        if value is not None and value != FIELDS[name].off and not ignored:
+        if value is not None and value != off and not ignored:
             found.append(name)
     return found
 
@@ -125,9 +74,9 @@ def stated(config: Any) -> tuple[dict[str, Any], list[str]]:
     that make no sense: many of these files are edited by hand."""
     given: dict[str, Any] = {}
     wrong = []
-    for name in named(Means.SAMPLING):
+    for name in SAMPLING:
         value = getattr(config, name)
-        if name == "do_sample" or value is None:
+        if value is None:
             continue
         try:
             number: Any = int(value) if name == "top_k" else float(value)
@@ -152,8 +101,7 @@ def sampling_of(config: Any) -> SamplingConfig:
     if not config.do_sample:
         return SamplingConfig(repetition_penalty=given.get("repetition_penalty", 1.0))
     defaults = GenerationConfig._get_default_generation_params()
-    names = (each.name for each in fields(SamplingConfig))
-    usual = {name: defaults[name] for name in names if defaults.get(name) is not None}
+    usual = {name: defaults[name] for name in SAMPLING if defaults.get(name) is not None}
     return SamplingConfig(**{"temperature": 1.0} | usual | given)
 
 
@@ -161,7 +109,7 @@ def invalid_processors(model: Any, vocabulary: int) -> list[str]:
     """The fields that are for a logits processor, and have values that it refuses, for models with
     so many token ids."""
     found = []
-    for name in named(Means.PROCESSOR):
+    for name in PROCESSORS:
         if getattr(model.generation_config, name, None) is None:
             continue
         try:
@@ -186,7 +134,7 @@ def as_generate(
         stop_ids: that end the answer.
     """
     own, wrong = model.generation_config, invalid_processors(model, vocabulary)
-    names = [name for name in named(Means.PROCESSOR) if name not in wrong]
+    names = [name for name in PROCESSORS if name not in wrong]
     if own.min_new_tokens is not None and "min_new_tokens" in names:
         names.remove("min_length")
     if not stop_ids:
@@ -307,7 +255,7 @@ class AnswerDefaults:
         config = as_generate(model, sampling, self.vocabulary, stop_ids)
         ids, ends = torch.tensor([list(prompt)], device=device), sorted(stop_ids)
         plain = SamplingConfig(temperature=float(not sampling.greedy))
-        neutral = _config_of(config, named(Means.PROCESSOR), plain)
+        neutral = _config_of(config, PROCESSORS, plain)
         if not _processors(model, neutral, ids, max_length, ends):
             return sampling, []
         processors = _processors(model, config, ids, max_length, ends)
@@ -317,9 +265,8 @@ class AnswerDefaults:
     def ignored(self) -> list[str]:
         """Settings of the generation config that are not applied."""
         config = self.config
-        found = _asking(config, named(Means.OTHER_WAY)) + stated(config)[1]
-        names = [name for name in named(Means.END) if name != "eos_token_id"]
-        given = [name for name in names if getattr(config, name) is not None]
+        found = _asking(config, OTHER_WAYS) + stated(config)[1]
+        given = [name for name in ENDS if getattr(config, name) is not None]
         wrong = [name for name in given if not _is_sensible_end(config, name)]
         wrong += invalid_processors(self.model, self.vocabulary)
         found += [f"{name} {getattr(config, name)!r}" for name in wrong]

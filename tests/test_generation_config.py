@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ladecli import models
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.rescoring import Rescorer
 from ladecli.events import Ended, TextEvent
-from ladecli.generation_config import FIELDS, Means, named
+from ladecli.generation_config import ENDS, OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
 from ladecli.models import LoadedModel
 from ladecli.session.session import Session, Settings
 
@@ -115,13 +116,16 @@ def new_ids(session: Session, **options: Any) -> list[int]:
 
 
 def test_every_field_of_transformers_has_a_meaning() -> None:
-    """A version that adds one needs a row for it in the table, and a test."""
+    """A version that adds one needs a word about it in the table of the docs, and a test."""
     known = {name for given in CONFIGS for name in given}
-    assert set(vars(GenerationConfig())) <= set(FIELDS)
-    assert set(named(Means.PROCESSOR)) <= known
-    assert set(named(Means.SAMPLING)) <= known
-    assert set(named(Means.OTHER_WAY)) | set(named(Means.RESULT)) == set(OTHER)
-    assert set(named(Means.END)) == set(ENDS)
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    told = {*re.findall(r"`(\w+)`", page.partition("## The generation config")[2])}
+    acted_on = {*SAMPLING, *PROCESSORS, *ENDS, *OTHER_WAYS, *REFUSED}
+    public = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert public | acted_on <= told
+    assert {*SAMPLING, *PROCESSORS} <= known
+    assert OTHER_WAYS.keys() | REFUSED.keys() == OTHER.keys()
+    assert {"eos_token_id", *ENDS} == ENDING.keys()
 
 
 OTHER: dict[str, Any] = {
@@ -145,13 +149,13 @@ def test_another_way_to_decode_is_named_and_refused(
     config = generating(do_sample=name == "num_return_sequences")
     setattr(config, name, OTHER[name])
     told = [line for line in session.notices if "not applied" in line]
-    assert len(told) == (name in named(Means.OTHER_WAY))
+    assert len(told) == (name in OTHER_WAYS)
     assert all(name in line for line in told)
     if name == "token_healing":  # it is done before, and then `generate` needs a tokenizer
         return
     with pytest.raises(ValueError, match=f"{name}=.* of the model's generation config; pass"):
         generate(session, custom_generate=ladecli.lookahead)
-    setattr(config, name, FIELDS[name].off)
+    setattr(config, name, REFUSED[name])
     with pytest.raises(ValueError, match=f"not support {name}=") as error:
         generate(session, custom_generate=ladecli.lookahead, **{name: OTHER[name]})
     assert "config" not in str(error.value)
@@ -171,7 +175,6 @@ SAME: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_fields_that_change_no_text(name: str, session: Session, generating: Any) -> None:
-    assert FIELDS[name].means is Means.NOTHING
     generating()
     plain = new_ids(session)
     generating(**{name: SAME[name]})
@@ -187,7 +190,7 @@ def test_contrastive_search_is_none_where_it_samples(session: Session, generatin
     assert generate(session, custom_generate=ladecli.lookahead).shape[1] > 0
 
 
-ENDS: dict[str, Any] = {
+ENDING: dict[str, Any] = {
     "eos_token_id": 112,
     "stop_strings": "\x00",  # see the test
     "max_length": 12,
@@ -196,16 +199,16 @@ ENDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", ENDING)
 def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
     generating()
     text = "".join(piece.text for e in stream(session) for piece in getattr(e, "pieces", ()))
-    value = text[5:8] if name == "stop_strings" else ENDS[name]
+    value = text[5:8] if name == "stop_strings" else ENDING[name]
     generating(**{name: value})
     events = stream(session, "autoregressive", None if name.startswith("max_") else NEW)
     options: dict[str, Any] = {"tokenizer": session.loaded.tokenizer}
     if name.startswith("max_"):
-        options["max_new_tokens"] = ENDS[name] if name == "max_new_tokens" else None
+        options["max_new_tokens"] = ENDING[name] if name == "max_new_tokens" else None
     theirs = new_ids(session, **options)
     assert text_ids(events) == theirs
     assert len(theirs) < NEW
