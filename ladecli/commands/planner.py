@@ -13,6 +13,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -44,6 +45,7 @@ STAGING = 60e-6
 """Seconds to the GPU and back; assumed: two small copies, for which the host waits."""
 Row: TypeAlias = dict[str, Any]
 """A step in one mode on a number of GPUs, as JSON has it; figures are None where impossible."""
+_speed = itemgetter("tokens_per_second")
 KEYS = (
     *("mode", "gpus", "nodes", "why_not", "needed_bytes", "step_seconds", "computing_seconds"),
     *("drafting_seconds", "talking_seconds", "sent_bytes", "tokens_per_step"),
@@ -80,16 +82,14 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
     budget = request.drafts.lookahead(profiles.choose(gpu, spec).lookahead).step_limit
     usable = math.inf if size is None else memory.usable(size)
     cluster = Cluster(rates, usable, links, spec, budget, request.context)
-    rows = {mode: [cluster.fastest(mode, gpus) for gpus in request.counts] for mode in MODES}
+    rows = {mode: [cluster.row(mode, gpus) for gpus in request.counts] for mode in MODES}
     possible = {mode: [row for row in of if row["possible"]] for mode, of in rows.items()}
     most = request.gpus or math.inf
     affordable = [row for of in possible.values() for row in of if row["gpus"] <= most]
     if not affordable:
-        needed = memory.format_bytes(cluster.needed(spec, budget))
         raise UsageError(
-            f"{model} needs {needed} with {request.context:,} tokens of context, and"
-            f" {memory.format_bytes(usable)} can be used on one {gpu.name}; take more --gpus,"
-            " --quantize 4bit, a smaller --context or a smaller model"
+            f"with {request.context:,} tokens of context {model} {rows[PLAIN][0]['why_not']}; take"
+            " more --gpus, --quantize 4bit, a smaller --context or a smaller model"
         )
     plain = possible[PLAIN][0]  # on the fewest GPUs that hold the model
     # Of equals, the one on the fewest GPUs, and plain decoding before drafts.
@@ -118,11 +118,6 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
         "best": {key: best[key] for key in keys},
     }
     return {**found, "assumptions": [*notes, *_assumptions(found)]}
-
-
-def _speed(row: Row) -> float:
-    """Tokens per second, 0 where impossible."""
-    return row["tokens_per_second"] or 0.0
 
 
 def _verdict(mode: str, rows: list[Row]) -> dict[str, Any]:
@@ -288,36 +283,29 @@ class Cluster:
     budget: int  # the most tokens in a step of each GPU
     context: int
 
-    def fastest(self, mode: str, gpus: int) -> Row:
-        """The estimate for a mode on a number of GPUs: a plain step where drafts do not pay."""
-        widths = (1,) if mode == PLAIN else (1, self.budget)
-        return max((self.row(mode, gpus, width) for width in widths), key=_speed)
-
-    def needed(self, spec: ModelSpec, width: int) -> float:
-        """Bytes of one GPU that decoding with steps of `width` tokens takes."""
-        return memory.estimate(spec, context=self.context, width=width).total
-
-    def row(self, mode: str, gpus: int, width: int) -> Row:
-        """A step of `width` tokens on each GPU, in a mode on a number of GPUs."""
+    def row(self, mode: str, gpus: int) -> Row:
+        """The fastest step of a mode on a number of GPUs: a plain one where drafts do not pay."""
         split, spec = gpus > 1 and mode != LOOKAHEAD, self.spec
+        widths = (1,) if mode == PLAIN else (1, self.budget)
         needed = why = None
         if split and spec.weights not in FULL:
             why = f"weights in {spec.weights} cannot be split"
-        elif split and spec.kv_heads % gpus:
-            heads = counted(spec.kv_heads, "key/value head")
+        elif split and (heads := spec.uneven_heads(gpus)):
             why = f"{heads} cannot be split over {counted(gpus, 'GPU')}"
         else:
-            spec = spec.shard(gpus) if split else spec
-            needed = self.needed(spec, 1 if mode == PLAIN else self.budget)
+            spec = spec.shard(gpus if split else 1)
+            needed = memory.estimate(spec, context=self.context, width=widths[-1]).total
             if needed > self.usable:
                 usable = memory.format_bytes(self.usable)
                 why = f"needs {memory.format_bytes(needed)} on each GPU, which has {usable}"
         place = (mode, gpus, math.ceil(gpus / self.links.gpus_per_node), why, needed)
-        figures = (None,) * 7 if why else self._figures(spec, split, gpus, width)
+        steps = [] if why else [self._figures(spec, split, gpus, width) for width in widths]
+        # By the last figure, tokens per second.
+        figures = max(steps, key=itemgetter(-1), default=(None,) * 7)
         return dict(zip(KEYS, (*place, *figures, not why, None, None), strict=True))
 
     def _figures(self, spec: ModelSpec, split: bool, gpus: int, width: int) -> tuple[float, ...]:
-        """The figures of a possible row; `spec` is what one GPU holds of the model."""
+        """The figures of a possible step; `spec` is what one GPU holds of the model."""
         whole, links = self.spec, self.links
         # A split model runs through transformers' forward, and its steps are no CUDA graphs; in
         # lookahead parallelism every rank grows the tree of all ranks.
