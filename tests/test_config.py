@@ -174,7 +174,6 @@ def test_files_as_editors_write_them(requested: Any) -> None:
         ("[model]\nname = 'x'", ": model must be a text, not {'name': 'x'}"),
         ("stop = ['a', 3]", ": stop must be a list of texts, not ['a', 3]"),
         ("windw = 2", " has an unknown key 'windw'; did you mean window?"),
-        ("compile = false", " has an unknown key 'compile'; steps are not compiled any more"),
         ("Max_New_Token = 2", " has an unknown key 'Max_New_Token'; did you mean max-new-tokens?"),
         ("top-k = 1\ntop_k = 2", " has top-k twice; keep one of them"),
         ("chat = 3", ": chat is a command; its settings stand below [chat]"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files
 from ..errors import LadeError, UsageError
 from ..options import COMMANDS, request_of
-from ..options.declare import GONE, PANELS, PREFIX, Options, Setting, config_path, settings_of
+from ..options.declare import PANELS, PREFIX, Options, Setting, config_path, settings_of
 from ..view.screen import Column, Table, print_table
 from ..view.terminal import Terminal
 
@@ -105,7 +105,6 @@ def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any
             names += [] if command else sorted(map(_table, COMMANDS))
             near = difflib.get_close_matches(name.replace("_", "-").lower(), names, n=1)
             hint = f"did you mean {near[0]}?" if near else "lade config show lists all"
-            hint = GONE.get(key, hint)
             raise UsageError(f"{where} has an unknown key {name!r}; {hint}")
         if key in found:
             raise UsageError(f"{where} has {known[key].name} twice; keep one of them")
@@ -157,7 +156,6 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}?" if near else "no setting has this name"
             hint = "set it in the config file" if name in lists else hint
-            hint = GONE.get(name.removeprefix(PREFIX).lower(), hint)
             lines.append(f"{name} is set and does nothing: {hint}")
     return lines
 

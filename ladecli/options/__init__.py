@@ -23,7 +23,7 @@ COMMANDS = {
     "plan": "commands.PlanRequest",
     "profiles": "commands.ListRequest",
     "profiles show": "commands.ProfileRequest",
-    "models": "commands.ModelsRequest",
+    "models": "commands.JsonRequest",
     "doctor": "commands.DoctorRequest",
     "config init": "commands.InitRequest",
     "config show": "declare.Options",

@@ -45,7 +45,6 @@ class TemplateOptions(Options):
         "A variable of the chat template, such as enable_thinking=false; values are JSON or text."
         " Can be repeated.",
         metavar="KEY=VALUE",
-        has_variable=False,
     )
 
     def _check(self) -> None:
@@ -111,9 +110,7 @@ class LengthOptions(Options):
     max_new_tokens: int | None = length_option(
         "Maximum number of new tokens; default: until the context is full.", "-n", least=1
     )
-    stop: list[str] | None = length_option(
-        "End before this text; can be repeated.", metavar="TEXT", has_variable=False
-    )
+    stop: list[str] | None = length_option("End before this text; can be repeated.", metavar="TEXT")
     ignore_eos: bool = length_option(
         "Ignore end-of-text tokens and keep generating.", default=False
     )
@@ -193,9 +190,7 @@ class KnownOptions(Options):
 class FileOptions(KnownOptions, QuietOptions):
     """The files beside an answer."""
 
-    stats: bool | None = output_option(
-        "A line of statistics on stderr; on unless --quiet.", pair=True
-    )
+    stats: bool | None = output_option("A line of statistics on stderr; on unless --quiet.")
     trace: str | None = _file(
         "Record every step in this file, for lade replay; in a chat, of the newest reply."
     )
@@ -264,13 +259,11 @@ class ChatRequest(FileOptions, RankedOptions):
         lasting=False,
     )
     markdown: bool = output_option(
-        "Style Markdown; code is highlighted while token colors are off.", default=True, pair=True
+        "Style Markdown; code is highlighted while token colors are off.", default=True
     )
-    token_colors: bool = output_option(
-        "Color tokens by where they came from.", default=True, pair=True
-    )
+    token_colors: bool = output_option("Color tokens by where they came from.", default=True)
     reasoning: bool = output_option(
-        "Show what a reasoning model thinks before its answer.", default=True, pair=True
+        "Show what a reasoning model thinks before its answer.", default=True
     )
     editing_mode: str = output_option(
         "Keys of the input: emacs or vi.", default="emacs", choices=("emacs", "vi")
@@ -292,7 +285,6 @@ class ServeRequest(KnownOptions, RankedOptions):
         "Origin of web pages that may ask, such as http://localhost:3000; * is all. Can be"
         " repeated.",
         metavar="ORIGIN",
-        has_variable=False,
     )
     queue: int = _serve(
         "Maximum number of requests that wait; further ones are refused.", default=16, least=1

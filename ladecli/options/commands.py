@@ -32,14 +32,20 @@ MEASURED_TOKENS = 128
 
 _measure = partial(option, "Measuring", lasting=False)
 _plan = partial(option, "Planning", lasting=False)
-_json = partial(
-    output_option, "Print one JSON object in place of text.", default=False, lasting=False
-)
 _argument = partial(output_option, default=MISSING, argument=True, lasting=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureRequest(AnswerOptions):
+class JsonRequest(Options):
+    """The options of `lade models`, and of commands whose figures programs read."""
+
+    json: bool = output_option(
+        "Print one JSON object in place of text.", default=False, lasting=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureRequest(JsonRequest, AnswerOptions):
     """The options that `lade bench` and `lade verify` share."""
 
     max_new_tokens: int | None = length_option(
@@ -51,7 +57,6 @@ class MeasureRequest(AnswerOptions):
         metavar="SUITE|FILE",
     )
     limit: int | None = _measure("Maximum number of prompts, of all categories.", least=1)
-    json: bool = _json()
 
     @property
     def new_tokens(self) -> int:
@@ -97,7 +102,7 @@ class VerifyRequest(MeasureRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneRequest(QuietOptions, TemplateOptions, SessionOptions):
+class TuneRequest(JsonRequest, QuietOptions, TemplateOptions, SessionOptions):
     """The options of `lade tune`."""
 
     seconds: float = _measure("Maximum time in seconds, after loading.", default=30.0, lasting=True)
@@ -106,7 +111,6 @@ class TuneRequest(QuietOptions, TemplateOptions, SessionOptions):
         metavar="SUITE|FILE",
     )
     dry_run: bool = _measure("Measure and show; write no profile.", default=False)
-    json: bool = _json()
 
     def _check(self) -> None:
         super()._check()
@@ -115,7 +119,7 @@ class TuneRequest(QuietOptions, TemplateOptions, SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest(ModelOptions):
+class PlanRequest(JsonRequest, ModelOptions):
     """The options of `lade plan`."""
 
     model: str | None = model_argument(
@@ -144,7 +148,6 @@ class PlanRequest(ModelOptions):
         metavar="KIND|GB/S",
     )
     budget: int | None = decode_option("Maximum number of tokens in a step on each GPU.")
-    json: bool = _json()
 
     def _check(self) -> None:
         super()._check()
@@ -180,14 +183,12 @@ class PlanRequest(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorRequest(TemplateOptions, DraftOptions, SessionOptions):
+class DoctorRequest(JsonRequest, TemplateOptions, DraftOptions, SessionOptions):
     """The options of `lade doctor`: those that say how a model would be decoded."""
-
-    json: bool = _json()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileRequest(StepOptions, ModelOptions):
+class ProfileRequest(JsonRequest, StepOptions, ModelOptions):
     """The options of `lade profiles show`."""
 
     profile: str | None = decode_option(
@@ -196,7 +197,6 @@ class ProfileRequest(StepOptions, ModelOptions):
     model: str | None = model_option(
         "Settings for this model, not by size.", metavar="MODEL", lasting=False
     )
-    json: bool = _json()
 
     def _check(self) -> None:
         super()._check()
@@ -204,17 +204,8 @@ class ProfileRequest(StepOptions, ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListRequest(DeviceOptions):
+class ListRequest(JsonRequest, DeviceOptions):
     """The options of `lade profiles`."""
-
-    json: bool = _json()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelsRequest(Options):
-    """The options of `lade models`."""
-
-    json: bool = _json()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,13 +220,12 @@ class ReplayRequest(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRequest(Options):
+class CompareRequest(JsonRequest):
     """The options of `lade bench compare`."""
 
     a: str = _argument("What lade bench --json wrote.", metavar="A.json")
     b: str = _argument("The same, later.", metavar="B.json")
     fail_on_slower: bool = _measure("Exit code 1 where something became slower.", default=False)
-    json: bool = _json()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,6 @@ PREFIX = "LADE_"
 """Of every variable that sets an option."""
 ALIASES = {"temp": "temperature", "max-tokens": "max-new-tokens"}
 """Names that other programs have for our options."""
-GONE = {"compile": "steps are not compiled any more; leave it out"}
-"""Options that there were, and what is said where one is still set."""
 CONFIG_FILE = "config file"
 """The origin of what the config file says."""
 PANELS = (
@@ -33,7 +31,6 @@ class Setting:
     panel: str  # heading in the help and in the config file
     help: str  # one sentence for users
     flag: str = ""  # a letter that the flag has too, "-n"; or another flag than the field's name
-    pair: bool = False  # whether `--no-...` switches it off
     metavar: str | None = None
     choices: tuple[str, ...] = ()  # () for any value
     pattern: str = ""  # of a text; the help is then the list of what it may be
@@ -41,7 +38,6 @@ class Setting:
     most: int | None = None
     argument: bool = False  # whether it is given by position
     lasting: bool = True  # whether the config file can hold it, and not a single call alone
-    has_variable: bool = True  # whether a `LADE_` variable can hold it, too
     secret: bool = False  # whether its value is not shown
     key: str = ""  # the field's name, such as max_new_tokens
     annotation: Any = None  # the field's type with its optional None, as Typer reads it
@@ -55,25 +51,23 @@ class Setting:
     @property
     def kind(self) -> type:
         """int, float, bool, str, or list for several texts."""
-        kinds = [kind for kind in get_args(self.annotation) if kind is not type(None)]
-        kind = kinds[0] if kinds and get_origin(self.annotation) is not list else self.annotation
-        return list if get_origin(kind) is list else kind
+        kind: type = (*get_args(self.annotation), self.annotation)[0]  # but for its None
+        return get_origin(kind) or kind
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Its flags; the last one is the long one."""
-        flag, name = self.flag, self.key.replace("_", "-")
-        long = f"--{name}"
-        if self.pair:
-            return (f"{long}/--no-{name}",)
-        if flag.startswith("--"):
-            return (flag,)
-        return (flag, long) if flag else (long,)
+        if self.flag.startswith("--"):
+            return (self.flag,)
+        name = self.key.replace("_", "-")
+        switched_off = self.kind is bool and self.default is not False
+        long = f"--{name}/--no-{name}" if switched_off else f"--{name}"
+        return (self.flag, long) if self.flag else (long,)
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that sets it; None where there is none."""
-        named = self.lasting and self.has_variable
+        """The environment variable that sets it; None where it is none that lasts, or a list."""
+        named = self.lasting and self.kind is not list
         return PREFIX + self.name.replace("-", "_").upper() if named else None
 
     def check(self, value: Any) -> None:

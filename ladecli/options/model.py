@@ -89,16 +89,14 @@ class StepOptions(DeviceOptions):
         choices=("auto", "reference", "sdpa", "flash", "triton"),
     )
     cuda_graphs: bool | None = model_option(
-        "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU.", pair=True
+        "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU."
     )
     batch_invariant: bool = model_option(
         "On a CPU: compute a token's logits alike, bit for bit, whatever its step holds beside it.",
         default=False,
     )
     kernels: bool = model_option(
-        "Use lade's Triton kernels on a CUDA GPU, or torch's own operations.",
-        default=True,
-        pair=True,
+        "Use lade's Triton kernels on a CUDA GPU, or torch's own operations.", default=True
     )
 
     def _check(self) -> None:
