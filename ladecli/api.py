@@ -144,30 +144,23 @@ def _check_numbers(given: Mapping[str, Any], most: object) -> None:
 
 def _check_prompt(prompt: object) -> None:
     """Refuse what is neither a text nor a list of messages, and what is empty."""
-    if isinstance(prompt, str):
-        if not prompt:
-            raise PromptError("the prompt is empty")
-        return
     example = {"role": "user", "content": "Hello"}
     wanted = f"a prompt is a text, or a list of messages such as {example}"
     if not isinstance(prompt, Sequence):
         raise ArgumentError(f"{wanted}; not {prompt!r:.60}")
-    for number, message in enumerate(prompt, start=1):
+    if not prompt:
+        raise PromptError("the prompt is empty")
+    for number, message in enumerate(() if isinstance(prompt, str) else prompt, start=1):
         if not isinstance(message, Mapping):
             raise ArgumentError(f"{wanted}; item {number} is {message!r:.60}")
         if "role" not in message:
             raise ArgumentError(f"message {number} has no role: {message!r:.60}")
-        if "tool_calls" in message:  # which may stand alone
-            continue
-        if "content" not in message:
-            raise ArgumentError(f"message {number} has no content: {message!r:.60}")
-        content = message["content"]
-        if not isinstance(content, str | list | tuple):  # a list of typed parts
+        content = message.get("content")
+        # A list is of typed parts, and calls of tools may stand alone.
+        if not (isinstance(content, str | list | tuple) or "tool_calls" in message):
             raise ArgumentError(
                 f"the content of message {number} must be text, not {content!r:.60}"
             )
-    if not prompt:
-        raise PromptError("the prompt is empty")
 
 
 def _texts(name: str, given: object) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ("def ", {"draft_text": 5}, "draft_text must be a text"),
         ("def ", {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ("def ", {"foo": 1}, r"generate\(\) .* no option 'foo'"),
-        ([{"role": "user"}], {}, "message 1 has no content"),
+        ([{"role": "user"}], {}, "the content of message 1 must be text, not No"),
         ([{"role": "user", "content": "a"}, {"content": "a"}], {}, "message 2 has no role"),
         ([{"role": "user", "content": None}], {}, "the content of message 1 must be text, not No"),
     ],

@@ -23,7 +23,7 @@ from typer.exceptions import TyperException
 from .. import __version__
 from ..decoder.errors import ConfigError, Error, PromptError
 from ..decoder.quiet import LOG, quiet
-from ..errors import INTERRUPTED, LadeError, UsageError, describe_error
+from ..errors import INTERRUPTED, LadeError, UsageError, describe_error, one_line
 from ..options import COMMANDS, request_of
 from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
 from ..session.place import read_torchrun
@@ -330,26 +330,22 @@ def entry(arguments: list[str] | None = None) -> int:
 
 def _refused(error: TyperException) -> str:
     """The parser's message; where a value has a wrong type, which type it must have."""
-    wrong: Any = error.__cause__  # pydantic's, about the value
-    if not isinstance(error, typer.BadParameter) or error.ctx is None or error.param is None:
-        return error.format_message()
-    key, command = str(error.param.name), str(error.ctx.info_name)
-    if not isinstance(wrong, ValueError) or not hasattr(wrong, "errors"):
-        return error.format_message()
-    from .config import described
+    from pydantic import ValidationError
 
-    setting = settings_of(request_of(command))[key]
-    origin = _origins(error.ctx).get(key, "")
+    wrong, where = error.__cause__, getattr(error, "ctx", None)
+    parameter = getattr(error, "param", None)
+    if not isinstance(wrong, ValidationError) or where is None or parameter is None:
+        return error.format_message()
+    setting = settings_of(request_of(str(where.info_name)))[parameter.name]
+    origin = _origins(where).get(setting.key, "")
     name = origin if origin.startswith(PREFIX) else setting.name
-    return f"{name} must be {described(setting)}, not {wrong.errors()[0]['input']!r}"
+    return f"{name} must be {setting.described}, not {wrong.errors()[0]['input']!r}"
 
 
 def _failed(message: str, code: int) -> int:
     # A call without arguments has shown the help, and has no message; one rank reports for all.
     place = read_torchrun()
     if message and (place is None or place.rank == 0):
-        from ..errors import one_line
-
         # File names and templates occur in messages, and must not drive the terminal.
         print(f"lade: {one_line(message)}", file=sys.stderr)
     return code

@@ -22,7 +22,6 @@ from ..view.terminal import Terminal
 if TYPE_CHECKING:
     from ..options.commands import InitRequest
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _HEAD = """\
 # Defaults of lade's options.  A flag comes first, then a LADE_* variable, then this file.
 # Lines that begin with # and no blank are settings: remove the # to set them.
@@ -41,11 +40,6 @@ _FOOT = """
 def _table(command: str) -> str:
     """The table of the config file that holds a command's own settings."""
     return command.split()[0]
-
-
-def described(setting: Setting) -> str:
-    """What the values of a setting are, for messages."""
-    return _KINDS.get(setting.kind, "a list of texts")
 
 
 @functools.cache
@@ -124,8 +118,8 @@ def _typed(setting: Setting, value: Any, where: str) -> Any:
     try:
         return TypeAdapter(setting.annotation).validate_python(value, strict=True)
     except ValidationError:
-        wanted = described(setting)
-        raise UsageError(f"{where}: {setting.name} must be {wanted}, not {value!r}") from None
+        wrong = f"{setting.name} must be {setting.described}, not {value!r}"
+        raise UsageError(f"{where}: {wrong}") from None
 
 
 def defaults(command: str) -> dict[str, Any]:
@@ -219,7 +213,7 @@ def template() -> str:
 
 
 def _entry(setting: Setting, having: list[str]) -> str:
-    about = [described(setting)]
+    about = [setting.described]
     commands = dict.fromkeys(map(_table, having))
     if not commands.keys() >= {"chat", "generate"}:
         about.append(f"for {' and '.join(commands)}")

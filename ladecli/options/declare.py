@@ -15,6 +15,7 @@ PREFIX = "LADE_"
 """Of every variable that sets an option."""
 ALIASES = {"temp": "temperature", "max-tokens": "max-new-tokens"}
 """Names that other programs have for our options."""
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 CONFIG_FILE = "config file"
 """The origin of what the config file says."""
 PANELS = (
@@ -53,6 +54,11 @@ class Setting:
         """int, float, bool, str, or list for several texts."""
         kind: type = (*get_args(self.annotation), self.annotation)[0]  # but for its None
         return get_origin(kind) or kind
+
+    @property
+    def described(self) -> str:
+        """What its values are, for messages."""
+        return _KINDS.get(self.kind, "a list of texts")
 
     @property
     def flags(self) -> tuple[str, ...]:
