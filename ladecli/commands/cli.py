@@ -1,6 +1,6 @@
 """The program `lade`: its commands, made from their requests, and every error as one line.
 
-A command's options and its module are imported when it is called; `lade --help` needs neither.
+The options and the module of a command are imported when it is called.
 """
 
 from __future__ import annotations
@@ -28,76 +28,6 @@ from ..options import COMMANDS, request_of
 from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
 from ..session.place import read_torchrun
 
-_COMMANDS = {
-    "chat": (
-        "chat.run",
-        "Hold a conversation in the terminal; /help lists what you can type there.\n\n"
-        "On a pipe every line is a message, or all lines between triple quotes; the replies alone"
-        " go to stdout, and the first mistake ends it.",
-    ),
-    "generate": (
-        "commands.generate.run",
-        "Complete one or more prompts; the answer goes to stdout and nothing else does.",
-    ),
-    "serve": (
-        "serve.command.run",
-        "Answer programs that speak OpenAI's protocol, at http://127.0.0.1:8000/v1.\n\n"
-        "One answer at a time is decoded; options hold where a request says nothing else.",
-    ),
-    "replay": ("trace.replay.run", "Play a recorded generation again, or look into its steps."),
-    "bench": (
-        "bench.command.run",
-        "Measure strategies side by side, and transformers' own generate beside them.\n\n"
-        "lade bench compare A.json B.json says what changed between two of its results.",
-    ),
-    "bench compare": (
-        "bench.compare.run",
-        "Say what changed between two results of lade bench, and whether it is more than noise.",
-    ),
-    "verify": (
-        "bench.verify.run",
-        "Decode prompts a second time, token by token, and report the first difference.\n\n"
-        "The exit code is 1 where a difference is larger than rounding explains.",
-    ),
-    "tune": (
-        "tune.run",
-        "Measure what steps cost here, and write the profile that pays most for this model.",
-    ),
-    "plan": (
-        "commands.planner.run",
-        "Estimate what more GPUs would bring, and say when they stop paying.\n\n"
-        "By a cost model: nothing is measured or loaded, and the GPUs need not be here.",
-    ),
-    "profiles": (
-        "commands.profile_list.run_list",
-        "List the hardware profiles, and mark the one that this machine uses.",
-    ),
-    "profiles show": (
-        "commands.profile_list.run_show",
-        "Show a profile: how it is recognised, and every value with its origin.",
-    ),
-    "models": (
-        "commands.model_list.run",
-        "List the models on this machine: size, type, whether they fit and are supported.",
-    ),
-    "doctor": (
-        "commands.doctor.run",
-        "Look for what is wrong or missing here, and say how to mend it.\n\n"
-        "With a model, or options as for chat and generate: how that would be decoded, and whether"
-        " it fits.",
-    ),
-    "config init": (
-        "commands.config.run_init",
-        "Write a config file with every setting in it, commented out.",
-    ),
-    "config show": (
-        "commands.cli.show_config",
-        "Show what holds without flags: every setting, its value, and where that is from.\n\n"
-        "lade config init writes a config file, and lade config path says where it is.",
-    ),
-    "config path": ("commands.config.run_path", "Print where the config file is, or would be."),
-}
-"""The function that runs each command, with its request as argument; and the command's help."""
 _SHORT = {"config": "config show"}
 _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""
@@ -110,17 +40,20 @@ class _Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, (_, help) in _COMMANDS.items():
-            self.add_command(TyperCommand(name, help=help))
+        self.commands = {name: TyperCommand(name) for name in COMMANDS}
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """A command as the list of all shows it."""
+        return TyperCommand(name, help=request_of(name).__doc__) if name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments begin with; some have two words."""
         name, rest = _SHORT.get(args[0], args[0]), args[1:]
-        if (two := " ".join(args[:2])) in _COMMANDS:
+        if (two := " ".join(args[:2])) in COMMANDS:
             name, rest = two, args[2:]
-        if name not in _COMMANDS:
+        if name not in COMMANDS:
             return super().resolve_command(ctx, args)
-        if rest[1:] and rest[0].startswith("-") and f"{name} {rest[1]}" in _COMMANDS:
+        if rest[1:] and rest[0].startswith("-") and f"{name} {rest[1]}" in COMMANDS:
             raise UsageError(f"{rest[0]} stands before {rest[1]}, and belongs after it")
         from . import config
 
@@ -184,7 +117,7 @@ def _command(name: str) -> Any:
     parameters = [first, *map(_parameter, settings_of(kind).values())]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name, help=_COMMANDS[name][1])(call)
+    alone.command(name, help=kind.__doc__)(call)
     return typer.main.get_command(alone)
 
 
@@ -248,7 +181,7 @@ def _perform(name: str, request: Options) -> int:
 
     for line in stray_variables(os.environ):
         Terminal(quiet=getattr(request, "quiet", False)).say(line)
-    module, _, function = _COMMANDS[name][0].rpartition(".")
+    module, _, function = COMMANDS[name][1].rpartition(".")
     try:
         code: int = getattr(import_module(f"ladecli.{module}"), function)(request)
         return code

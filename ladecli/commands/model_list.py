@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..decoder.model import families
 from ..errors import LoadError, counted, printable
-from ..options.commands import JsonRequest
+from ..options.commands import ModelsRequest
 from ..profiles.user import short
 from ..specs import adapters, hub, memory, model_files
 from ..specs.adapters import Adapter
@@ -61,7 +61,7 @@ class ListedModel:
     notes: tuple[str, ...] = ()  # reasons, and what else to know
 
 
-def run(request: JsonRequest) -> int:
+def run(request: ModelsRequest) -> int:
     """List the models of the Hugging Face cache, and the bundled one; returns the exit code."""
     from huggingface_hub import constants as hub_constants
 

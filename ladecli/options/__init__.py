@@ -1,4 +1,4 @@
-"""The only place where an option exists: a field of a part that commands' requests are made of.
+"""The commands, and the only place where an option exists: a field of a part of their requests.
 
 Everything else is made from these fields: flags and help (`cli`), `LADE_` variables and the config
 file (`config`), `/set` and `/show` of a chat, and what a program may ask for (`api`).  An option is
@@ -12,28 +12,29 @@ from importlib import import_module
 from .declare import Options
 
 COMMANDS = {
-    "chat": "answer.ChatRequest",
-    "generate": "answer.GenerateRequest",
-    "serve": "answer.ServeRequest",
-    "replay": "commands.ReplayRequest",
-    "bench": "commands.BenchRequest",
-    "bench compare": "commands.CompareRequest",
-    "verify": "commands.VerifyRequest",
-    "tune": "commands.TuneRequest",
-    "plan": "commands.PlanRequest",
-    "profiles": "commands.ListRequest",
-    "profiles show": "commands.ProfileRequest",
-    "models": "commands.JsonRequest",
-    "doctor": "commands.DoctorRequest",
-    "config init": "commands.InitRequest",
-    "config show": "declare.Options",
-    "config path": "declare.Options",
+    "chat": ("answer.ChatRequest", "chat.run"),
+    "generate": ("answer.GenerateRequest", "commands.generate.run"),
+    "serve": ("answer.ServeRequest", "serve.command.run"),
+    "replay": ("commands.ReplayRequest", "trace.replay.run"),
+    "bench": ("commands.BenchRequest", "bench.command.run"),
+    "bench compare": ("commands.CompareRequest", "bench.compare.run"),
+    "verify": ("commands.VerifyRequest", "bench.verify.run"),
+    "tune": ("commands.TuneRequest", "tune.run"),
+    "plan": ("commands.PlanRequest", "commands.planner.run"),
+    "profiles": ("commands.ListRequest", "commands.profile_list.run_list"),
+    "profiles show": ("commands.ProfileRequest", "commands.profile_list.run_show"),
+    "models": ("commands.ModelsRequest", "commands.model_list.run"),
+    "doctor": ("commands.DoctorRequest", "commands.doctor.run"),
+    "config init": ("commands.InitRequest", "commands.config.run_init"),
+    "config show": ("commands.ShowRequest", "commands.cli.show_config"),
+    "config path": ("commands.PathRequest", "commands.config.run_path"),
 }
-"""The request of every command, below this package."""
+"""Of every command, its request, below this package, and what runs it.  The docstring of a request
+is the command's help, in which the lines after the first paragraph stay as they are."""
 
 
 def request_of(command: str) -> type[Options]:
     """The class of a command's request; only its file is imported."""
-    module, _, name = COMMANDS[command].partition(".")
+    module, _, name = COMMANDS[command][0].partition(".")
     kind: type[Options] = getattr(import_module(f".{module}", __name__), name)
     return kind

@@ -205,7 +205,7 @@ class FileOptions(KnownOptions, QuietOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest(FileOptions, RankedOptions):
-    """The options of `lade generate`."""
+    """Complete one or more prompts; the answer goes to stdout and nothing else does."""
 
     _NOT_RAW = (*PromptOptions._NOT_RAW, "system")
 
@@ -247,7 +247,11 @@ class GenerateRequest(FileOptions, RankedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(FileOptions, RankedOptions):
-    """The options of `lade chat`."""
+    """Hold a conversation in the terminal; /help lists what you can type there.
+
+    On a pipe every line is a message, or all lines between triple quotes.
+    The replies alone go to stdout there, and the first mistake ends it.
+    """
 
     message: str | None = prompt_option(
         "The first message.", metavar="MESSAGE", argument=True, lasting=False
@@ -272,7 +276,10 @@ class ChatRequest(FileOptions, RankedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(KnownOptions, RankedOptions):
-    """The options of `lade serve`: its own, and what holds where a client does not say."""
+    """Answer programs that speak OpenAI's protocol, at http://127.0.0.1:8000/v1.
+
+    One answer at a time is decoded; options hold where a request says nothing else.
+    """
 
     host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")
     port: int = _serve("Port to listen at; 0 is any free one.", default=8000, least=0, most=65535)

@@ -36,8 +36,8 @@ _argument = partial(output_option, default=MISSING, argument=True, lasting=False
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonRequest(Options):
-    """The options of `lade models`, and of commands whose figures programs read."""
+class JsonOptions(Options):
+    """What commands have whose figures programs read."""
 
     json: bool = output_option(
         "Print one JSON object in place of text.", default=False, lasting=False
@@ -45,7 +45,7 @@ class JsonRequest(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureRequest(JsonRequest, AnswerOptions):
+class MeasureRequest(JsonOptions, AnswerOptions):
     """The options that `lade bench` and `lade verify` share."""
 
     max_new_tokens: int | None = length_option(
@@ -66,7 +66,10 @@ class MeasureRequest(JsonRequest, AnswerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(MeasureRequest, RankedOptions):
-    """The options of `lade bench`."""
+    """Measure strategies side by side, and transformers' own generate beside them.
+
+    lade bench compare A.json B.json says what changed between two of its results.
+    """
 
     strategy: str = "lookahead"  # no option: each method has a strategy of its own
     strategies: str | None = _measure(
@@ -92,7 +95,10 @@ class BenchRequest(MeasureRequest, RankedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest(MeasureRequest):
-    """The options of `lade verify`."""
+    """Decode prompts a second time, token by token, and report the first difference.
+
+    The exit code is 1 where a difference is larger than rounding explains.
+    """
 
     chi_square: int | None = _measure(
         "Draw this many answers, and test whether they are distributed as plain sampling's.",
@@ -102,8 +108,8 @@ class VerifyRequest(MeasureRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneRequest(JsonRequest, QuietOptions, TemplateOptions, SessionOptions):
-    """The options of `lade tune`."""
+class TuneRequest(JsonOptions, QuietOptions, TemplateOptions, SessionOptions):
+    """Measure what steps cost here, and write the profile that pays most for this model."""
 
     seconds: float = _measure("Maximum time in seconds, after loading.", default=30.0, lasting=True)
     prompts: str | None = _measure(
@@ -119,8 +125,11 @@ class TuneRequest(JsonRequest, QuietOptions, TemplateOptions, SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest(JsonRequest, ModelOptions):
-    """The options of `lade plan`."""
+class PlanRequest(JsonOptions, ModelOptions):
+    """Estimate what more GPUs would bring, and say when they stop paying.
+
+    By a cost model: nothing is measured or loaded, and the GPUs need not be here.
+    """
 
     model: str | None = model_argument(
         "Hugging Face id or local folder, of which the configuration is read; default: Llama-2-7B."
@@ -183,13 +192,16 @@ class PlanRequest(JsonRequest, ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorRequest(JsonRequest, TemplateOptions, DraftOptions, SessionOptions):
-    """The options of `lade doctor`: those that say how a model would be decoded."""
+class DoctorRequest(JsonOptions, TemplateOptions, DraftOptions, SessionOptions):
+    """Look for what is wrong or missing here, and say how to mend it.
+
+    With a model, or options as for chat: how that would be decoded, and whether it fits.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileRequest(JsonRequest, StepOptions, ModelOptions):
-    """The options of `lade profiles show`."""
+class ProfileRequest(JsonOptions, StepOptions, ModelOptions):
+    """Show a profile: how it is recognised, and every value with its origin."""
 
     profile: str | None = decode_option(
         "A profile; default: the one in use here.", metavar="NAME", argument=True
@@ -204,13 +216,17 @@ class ProfileRequest(JsonRequest, StepOptions, ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListRequest(JsonRequest, DeviceOptions):
-    """The options of `lade profiles`."""
+class ListRequest(JsonOptions, DeviceOptions):
+    """List the hardware profiles, and mark the one that this machine uses."""
+
+
+class ModelsRequest(JsonOptions):
+    """List the models on this machine: size, type, whether they fit and are supported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest(Options):
-    """The options of `lade replay`."""
+    """Play a recorded generation again, or look into its steps."""
 
     trace: str = _argument("A file that --trace wrote.", metavar="TRACE")
     speed: float = output_option("Playback speed: 2 is twice as fast, inf is instant.", default=1.0)
@@ -220,8 +236,8 @@ class ReplayRequest(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRequest(JsonRequest):
-    """The options of `lade bench compare`."""
+class CompareRequest(JsonOptions):
+    """Say what changed between two results of lade bench, and whether it is more than noise."""
 
     a: str = _argument("What lade bench --json wrote.", metavar="A.json")
     b: str = _argument("The same, later.", metavar="B.json")
@@ -230,8 +246,19 @@ class CompareRequest(JsonRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class InitRequest(Options):
-    """The options of `lade config init`."""
+    """Write a config file with every setting in it, commented out."""
 
     force: bool = output_option(
         "Write a new one; the old one is kept beside it.", default=False, lasting=False
     )
+
+
+class ShowRequest(Options):
+    """Show what holds without flags: every setting, its value, and where that is from.
+
+    lade config init writes a config file, and lade config path says where it is.
+    """
+
+
+class PathRequest(Options):
+    """Print where the config file is, or would be."""
