@@ -133,13 +133,12 @@ def as_generate(
         vocabulary: number of token ids.
         stop_ids: that end the answer.
     """
-    own, wrong = model.generation_config, invalid_processors(model, vocabulary)
-    names = [name for name in PROCESSORS if name not in wrong]
-    if own.min_new_tokens is not None and "min_new_tokens" in names:
-        names.remove("min_length")
+    own, left_out = model.generation_config, {*invalid_processors(model, vocabulary)}
+    if own.min_new_tokens is not None and "min_new_tokens" not in left_out:
+        left_out.add("min_length")
     if not stop_ids:
-        names.remove("exponential_decay_length_penalty")  # it raises the score of the end
-    config = _config_of(own, names, sampling)
+        left_out.add("exponential_decay_length_penalty")  # it raises the score of the end
+    config = _config_of(own, [name for name in PROCESSORS if name not in left_out], sampling)
     config.eos_token_id = sorted(stop_ids) or None
     return config
 

@@ -297,8 +297,9 @@ def test_values_that_make_no_sense_are_named(session: Session, generating: Any) 
     config = generating()
     plain = text_ids(stream(session))
     wrong = {"no_repeat_ngram_size": "two", "bad_words_ids": [[10**6]], "typical_p": -1.0}
+    wrong |= {"min_length": "long", "exponential_decay_length_penalty": "steep"}
     wrong |= {"max_new_tokens": "many", "max_length": 2.5, "max_time": "short", "stop_strings": [5]}
-    for name, value in wrong.items():
+    for name, value in {**wrong, "min_new_tokens": 1}.items():
         setattr(config, name, value)
     (line,) = [line for line in session.notices if "not applied" in line]
     assert all(f"{name} {value!r}" in line for name, value in wrong.items())
