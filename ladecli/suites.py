@@ -308,15 +308,13 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
 
 def _path(source: Source, offline: bool) -> Path:
     """The path of a source's file, which is downloaded if need be."""
-    from huggingface_hub import constants, errors, hf_hub_download
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     from .specs.hub import hub_answers
 
     asking = {"repo_id": source.repository, "filename": source.file, "repo_type": source.kind}
-    try:
-        # What was fetched once is used as it is: figures stay comparable, and no network is asked.
-        return Path(hf_hub_download(**asking, local_files_only=True))
-    except errors.LocalEntryNotFoundError:
-        if offline or constants.HF_HUB_OFFLINE or not hub_answers():
-            raise
-    return Path(hf_hub_download(**asking))
+    # What was fetched once is used as it is: figures stay comparable, and no network is asked.
+    if isinstance(found := try_to_load_from_cache(**asking), str):
+        return Path(found)
+    offline = offline or constants.HF_HUB_OFFLINE or not hub_answers()
+    return Path(hf_hub_download(**asking, local_files_only=offline))

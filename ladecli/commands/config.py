@@ -87,22 +87,22 @@ def read() -> dict[str, dict[str, Any]]:
 def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any]:
     """The settings of the file, or of what it says for one command."""
     known = {
-        key: setting
-        for key, (setting, having) in lasting().items()
+        setting.name: setting
+        for setting, having in lasting().values()
         if not command or command in map(_table, having)
     }
     found: dict[str, Any] = {}
-    for name, value in said.items():
-        key = name.replace("-", "_")
-        if key not in known:
-            names = [setting.name for setting in known.values()]
-            names += [] if command else sorted(map(_table, COMMANDS))
-            near = difflib.get_close_matches(name.replace("_", "-").lower(), names, n=1)
+    for written, value in said.items():
+        name = written.replace("_", "-")
+        if name not in known:
+            names = [*known, *(() if command else map(_table, COMMANDS))]
+            near = difflib.get_close_matches(name.lower(), names, n=1)
             hint = f"did you mean {near[0]}?" if near else "lade config show lists all"
-            raise UsageError(f"{where} has an unknown key {name!r}; {hint}")
+            raise UsageError(f"{where} has an unknown key {written!r}; {hint}")
+        key = known[name].key
         if key in found:
-            raise UsageError(f"{where} has {known[key].name} twice; keep one of them")
-        found[key] = _typed(known[key], value, where)
+            raise UsageError(f"{where} has {name} twice; keep one of them")
+        found[key] = _typed(known[name], value, where)
     # An empty text is as if the line were not there, as with variables.
     return {key: value for key, value in found.items() if value not in ("", [])}
 
@@ -141,16 +141,15 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
     if not given:
         return []
-    settings = {key: setting for key, (setting, _) in lasting().items()}
-    names = [setting.variable for setting in settings.values() if setting.variable]
-    lists = [PREFIX + key.upper() for key, setting in settings.items() if not setting.variable]
+    known = {PREFIX + key.upper(): setting for key, (setting, _) in lasting().items()}
     lines = []
     for name in given:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}?" if near else "no setting has this name"
-            hint = "set it in the config file" if name in lists else hint
             lines.append(f"{name} is set and does nothing: {hint}")
+        elif not known[name].variable:
+            lines.append(f"{name} is set and does nothing: set it in the config file")
     return lines
 
 

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import import_module, metadata
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from .. import __version__, profiles
@@ -86,12 +88,10 @@ def run(request: DoctorRequest) -> int:
         print(json.dumps(found, ensure_ascii=False))
     else:
         console = terminal.console(sys.stdout)
-        shown = ""
-        for title, finding in report:
-            if title != shown:
-                screen.line(console, title, "bold")
-            screen.print_finding(finding, console)
-            shown = title
+        for title, findings in groupby(report, key=itemgetter(0)):
+            screen.line(console, title, "bold")
+            for _, finding in findings:
+                screen.print_finding(finding, console)
         bad = [level for level in (PROBLEM, WARNING) if level in levels]
         summary = " and ".join(counted(levels.count(level), level) for level in bad)
         style = screen.style_of(bad[0] if bad else OK)

@@ -31,13 +31,8 @@ CONTEXT = 4096
 SCHEMA = 1
 """Version of what --json prints."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_STATES: dict[tuple[bool | None, bool], str] = {
-    (True, True): "yes",
-    (True, False): "untested",
-    (False, False): "no",
-}
-"""The last column, by whether a model is supported and tested, where it can verify trees."""
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_STATES = {None: "-", False: "no", True: "untested"}
+"""The last column by whether a model is supported, where it is not tested."""
 _MADE_PLAIN = ("fp8", "compressed-tensors")
 """Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
 
@@ -227,12 +222,14 @@ def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | No
     size = sum(path.stat().st_size for path in model_files.weight_files(folder))
     # Pickled weights do not say how many they are.
     tensors = model_files.stored_tensors(folder)
-    parameters = sum(_numbers(each, method) for each in tensors) or size / _BYTES[compute]
+    value_bytes = 4 if compute == "float32" else 2
+    parameters = sum(_numbers(each, method) for each in tensors) or size / value_bytes
     if packed and (method not in _MADE_PLAIN or (method == "fp8" and kind == "cuda")):
         weights, linear = method, 0.0
     else:
-        weights = compute = "float32" if kind == "cpu" and not packed else compute
-        size, linear = int(parameters * _BYTES[compute]), None
+        if kind == "cpu" and not packed:
+            compute, value_bytes = "float32", 4
+        weights, size, linear = compute, int(parameters * value_bytes), None
     rank = getattr(config, "kv_lora_rank", None)
     return ModelSpec(
         parameters=float(parameters),
@@ -268,6 +265,8 @@ def _print_table(models: list[ListedModel], terminal: Terminal) -> None:
     rows = []
     for model in models:
         fits = _SHORT.get(model.fits or "", model.fits)
+        state = "yes" if model.tested else _STATES[model.supported]
+        state = state if model.drafts == "trees" else model.drafts
         cells = (
             model.name,
             memory.format_bytes(model.size_bytes),
@@ -276,9 +275,7 @@ def _print_table(models: list[ListedModel], terminal: Terminal) -> None:
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
             "-" if model.context is None else _tokens(model.context),
             fits or ("-" if model.needs_bytes is None else "no"),
-            _STATES.get((model.supported, model.tested), "-")
-            if model.drafts == "trees"
-            else model.drafts,
+            state,
         )
         rows.append(tuple(map(printable, cells)))
     screen.print_table(screen.Table("Models on this machine", columns, tuple(rows)), console)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..errors import LadeError, UsageError
+from ..errors import LadeError, UsageError, counted
 from ..specs.memory import ModelSpec
 from .schema import Profile, Tuned, dump, parse
 
@@ -94,7 +94,7 @@ def key_of(device: Device) -> str:
     """A device as tuned profiles name it: threads count on a CPU."""
     if device.kind != "cpu":
         return device.label
-    return f"{device.label}, {device.threads} thread{'' if device.threads == 1 else 's'}"
+    return f"{device.label}, {counted(device.threads, 'thread')}"
 
 
 def is_for(tuned: Tuned, device: Device, spec: ModelSpec, attention: str) -> bool:
