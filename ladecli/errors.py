@@ -16,27 +16,11 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-_LIMITS = {
-    "expected": "{}",
-    "pattern": "like {}",
-    "gt": "more than {}",
-    "ge": "at least {}",
-    "lt": "less than {}",
-    "le": "at most {}",
-    "min_length": "at least {} long",
-    "max_length": "at most {} long",
+_FAULTS = {
+    "missing": "it is missing",
+    **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "unknown key"),
 }
-"""What a value must be, by what pydantic says of its fault."""
-_KINDS = {
-    "int": "a whole number",
-    **dict.fromkeys(("float", "finite"), "a number"),
-    "bool": "true or false",
-    "string": "text",
-    **dict.fromkeys(("list", "tuple"), "a list"),
-    **dict.fromkeys(("dict", "model", "dataclass"), "an object"),
-}
-"""The same by how the kind of the fault begins."""
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""What is wrong with a key, by pydantic's name of the fault."""
 # C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction,
 # of single words at least.  Files and pipes get them all.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -73,24 +57,15 @@ def describe_error(error: BaseException) -> str:
 def flaw(error: ValidationError) -> str:
     """The first thing that is wrong in the content of a file, and its place there."""
     # A misspelt key explains one that is missing.
-    first = max(error.errors(), key=lambda each: each["type"] in _UNKNOWN)
+    first = max(error.errors(), key=lambda each: _FAULTS.get(each["type"]) == "unknown key")
     place = " ".join(str(step + 1 if isinstance(step, int) else step) for step in first["loc"])
-    if first["type"] in _UNKNOWN:
-        what = "unknown key"
-    elif first["type"] == "missing":
-        what = "it is missing"
-    elif first["type"] == "json_invalid":
-        what = f"it is no JSON ({first['ctx']['error']})"
-    elif first["type"] == "value_error":
+    what = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+    if first["type"] in _FAULTS:
+        what = _FAULTS[first["type"]]
+    elif first["type"] == "value_error":  # one of ours
         what = str(first["ctx"]["error"])
-    else:
-        limits = [
-            _LIMITS[name].format(value)
-            for name, value in first.get("ctx", {}).items()
-            if name in _LIMITS
-        ]
-        wanted = [*limits, _KINDS.get(first["type"].partition("_")[0], "something else")][0]
-        what = f"it must be {wanted}, not {reprlib.repr(first['input'])}"
+    elif first["type"] != "json_invalid":
+        what += f", not {reprlib.repr(first['input'])}"
     return f"{place}: {what}" if place else what
 
 
