@@ -16,10 +16,10 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
 from . import files
-from .errors import LadeError, UsageError
+from .errors import LadeError, UsageError, flaw
 from .session.chat_template import REASONING_KEYS
 from .session.conversation import Conversation
 
@@ -50,7 +50,11 @@ class Row:
         return self.start if self.start.system is not None else replace(self.start, system=system)
 
 
-_Text = Annotated[str, Field(pattern=r"\S")]
+def _parts(content: Any) -> Any:
+    """A text as a list of one typed part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
@@ -65,14 +69,12 @@ class _Message(BaseModel):
     """A message in OpenAI's form."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_Part]
+    content: Annotated[list[_Part], BeforeValidator(_parts)]
     reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
 
     @property
     def text(self) -> str:
         """All of its content."""
-        if isinstance(self.content, str):
-            return self.content
         return "".join(part.text for part in self.content)
 
 
@@ -82,9 +84,9 @@ class _Line(BaseModel):
 
     id: _Name | None = None
     category: _Name | None = None
-    system: _Text | None = None
-    prompt: _Text | None = None
-    turns: list[_Text] = []
+    system: str | None = None
+    prompt: str | None = None
+    turns: list[str] = []
     messages: list[_Message] = []
 
 
@@ -222,16 +224,12 @@ def _parse(text: str, where: str) -> dict[int, Row]:
         try:
             found = _Line.model_validate_json(line)
             turns, start = _said(found)
-        except ValidationError as error:
-            problem = _problem(error)
         except ValueError as error:
-            problem = str(error)
-        else:
-            row_id, category = (each and each.strip() for each in (found.id, found.category))
-            rows[number] = Row(row_id or name_of(number), category or "all", turns, start)
-            continue
-        example = EXAMPLE_OF_MESSAGES if '"messages"' in line else EXAMPLE
-        raise UsageError(f"{where}, line {number}: {problem}; {example}")
+            problem = flaw(error) if isinstance(error, ValidationError) else error
+            example = EXAMPLE_OF_MESSAGES if '"messages"' in line else EXAMPLE
+            raise UsageError(f"{where}, line {number}: {problem}; {example}") from error
+        row_id, category = (each and each.strip() for each in (found.id, found.category))
+        rows[number] = Row(row_id or name_of(number), category or "all", turns, start)
     return rows
 
 
@@ -242,8 +240,10 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
         ValueError: there are none; the message says why.
     """
     start = Conversation(line.system)
-    if line.prompt is not None or line.turns:
-        return (line.prompt,) if line.prompt is not None else tuple(line.turns), start
+    if turns := tuple(line.turns) if line.prompt is None else (line.prompt,):
+        if not all(map(str.strip, turns)):
+            raise ValueError("a prompt is blank")
+        return turns, start
     if not line.messages:
         given = "messages" in line.model_fields_set
         raise ValueError("'messages' is empty" if given else "it has no 'prompt'")
@@ -262,23 +262,6 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
     if last.role != "user" or not last.text.strip():
         raise ValueError(f"the last message is the {last.role}'s, and must be a text of the user's")
     return (last.text,), start
-
-
-def _problem(error: ValidationError) -> str:
-    """Name the fault of a line of a file."""
-    faults: list[Any] = list(error.errors())
-    # A wrong word says more than that a part is neither this nor that.
-    fault = next((each for each in faults if each["type"] == "literal_error"), faults[0])
-    key, *place = fault["loc"] or (None,)
-    if key is None:
-        return "it is no JSON object"
-    if key != "messages" or not place:
-        return f"{key!r} is empty or no text"
-    if fault["type"] == "literal_error" and place[-1] == "role":
-        return f"message {place[0] + 1} has the role {fault['input']!r}, which is none of a chat's"
-    if fault["type"] == "literal_error":
-        return f"message {place[0] + 1} has a part that is no text ({fault['input']!r})"
-    return f"message {place[0] + 1} has no role with a text as content"
 
 
 def _fetch(name: str, offline: bool) -> tuple[Row, ...]:

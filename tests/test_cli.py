@@ -280,7 +280,7 @@ MISTAKES = {
     "generate -f wide": "is binary (a zero byte); give a text file in UTF-8",
     "generate -f odd": "is damaged UTF-16",
     "generate -f empty": "is empty",
-    "generate -f rows.jsonl": "line 2: 'prompt' is empty or no text",
+    "generate -f rows.jsonl": "line 2: prompt: input should be a valid string, not 3",
     "generate -f none.jsonl": "has no prompts",
     f"{A} -W 0": "window must be at least 1, not 0",
     f"{A} -W many": "window must be a whole number, not 'many'",
