@@ -9,7 +9,8 @@ import pytest
 
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
-from ladecli.options.model import RankOptions, StepOptions
+from ladecli.options.answer import RankedOptions
+from ladecli.options.model import StepOptions
 from ladecli.session import setup as decode_setup
 from ladecli.specs.device import Device
 
@@ -60,7 +61,7 @@ def test_what_cannot_be_on_a_device_is_refused() -> None:
 )
 def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=f"^{line}"):
-        RankOptions(**{"cuda_graphs": True, **options}).check()
+        RankedOptions(**{"cuda_graphs": True, **options}).check()
 
 
 @pytest.mark.parametrize(

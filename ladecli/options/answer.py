@@ -13,7 +13,7 @@ from ..decoder.config import SamplingConfig
 from ..errors import UsageError
 from .declare import Options, option
 from .drafting import DraftOptions, decode_option
-from .model import RankOptions, SessionOptions
+from .model import SessionOptions, model_option
 
 prompt_option = partial(option, "Prompt")
 length_option = partial(option, "Length")
@@ -167,8 +167,30 @@ class AnswerOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankedOptions(RankOptions, AnswerOptions):
+class RankedOptions(AnswerOptions):
     """What every command has that several processes can run together."""
+
+    parallel: int | None = model_option(
+        "Decode with K processes on this machine, one per GPU.", metavar="K", least=1
+    )
+    parallel_mode: str = model_option(
+        "What processes share: the drafts of a step (lookahead), or the model (tensor).",
+        default="lookahead",
+        choices=("lookahead", "tensor"),
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        if self.cuda_graphs and self.parallel_mode == "tensor":
+            raise UsageError(
+                "cuda-graphs do not go together with parallel-mode tensor, whose ranks wait for one"
+                " another within every step; leave one of them out"
+            )
+
+    @property
+    def split(self) -> int:
+        """Ranks that the model is split over."""
+        return (self.parallel or 1) if self.parallel_mode == "tensor" else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,30 +121,3 @@ class SessionOptions(PlacementOptions, StepOptions, ModelOptions):
         "Maximum number of tokens of prompt and answer; default: the model's own.",
         least=LEAST_CONTEXT,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankOptions(PlacementOptions, StepOptions):
-    """How many processes decode together."""
-
-    parallel: int | None = model_option(
-        "Decode with K processes on this machine, one per GPU.", metavar="K", least=1
-    )
-    parallel_mode: str = model_option(
-        "What processes share: the drafts of a step (lookahead), or the model (tensor).",
-        default="lookahead",
-        choices=("lookahead", "tensor"),
-    )
-
-    def _check(self) -> None:
-        super()._check()
-        if self.cuda_graphs and self.parallel_mode == "tensor":
-            raise UsageError(
-                "cuda-graphs do not go together with parallel-mode tensor, whose ranks wait for one"
-                " another within every step; leave one of them out"
-            )
-
-    @property
-    def split(self) -> int:
-        """Ranks that the model is split over."""
-        return (self.parallel or 1) if self.parallel_mode == "tensor" else 1

@@ -12,7 +12,6 @@ from ..options.declare import CONFIG_FILE, PREFIX
 
 if TYPE_CHECKING:
     from ..options.answer import RankedOptions
-    from ..options.model import RankOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ def read_torchrun(environment: Mapping[str, str] = os.environ) -> Place | None:
     return Place(rank, size, local_rank, local_size, launched=True)
 
 
-def find_place(options: RankOptions, environment: Mapping[str, str] = os.environ) -> Place:
+def find_place(options: RankedOptions, environment: Mapping[str, str] = os.environ) -> Place:
     """Find the place of this process.
 
     Raises:
