@@ -404,7 +404,7 @@ def test_what_changes_nothing_is_ignored(server: Server) -> None:
 
 def test_openais_client_knows_the_errors(server: Server) -> None:
     with server.client() as client:
-        with pytest.raises(openai.BadRequestError, match="at least 1") as wrong:
+        with pytest.raises(openai.BadRequestError, match="equal to 1") as wrong:
             client.completions.create(model="demo", prompt="def ", max_tokens=0)
         assert (wrong.value.param, wrong.value.type) == ("max_tokens", "invalid_request_error")
         with pytest.raises(openai.BadRequestError) as long:
