@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from ..errors import LadeError, describe_error
-from ..profiles.derive import work
+from ..profiles.derive import read_bytes
 from ..session.text import Part
 from ..specs.device import Device, peak_memory, watch_peak
 from ..specs.memory import ModelSpec
@@ -90,7 +90,7 @@ class Measurement:
             context = sum(map(operator.mul, contexts, counts)) // steps
             width = sum(run.fed or 0 for run in runs) // steps
             seconds = {part: total / steps for part, total in parts.items()}
-            found.append(TimeSpent(name, steps, seconds, work(shape, width, context).read_bytes))
+            found.append(TimeSpent(name, steps, seconds, read_bytes(shape, width, context)))
         return tuple(found)
 
     def _warm_up(self, prompt: list[int]) -> None:

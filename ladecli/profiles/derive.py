@@ -9,7 +9,7 @@ time.  Drafting adds host time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from ..decoder.config import CAPTURED_WIDTHS, WITHOUT_WINDOW, LookaheadConfig
@@ -47,21 +47,15 @@ DEAR = 1.25
 """The widest step of a budget costs at most this many of the narrowest steps with a draft."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a step must do: bytes of weights and cache to read, products and sums to make."""
-
-    read_bytes: float
-    operations: float
-
-
-def work(shape: ModelSpec, width: int, context: int) -> Work:
-    """What a step of `width` tokens after `context` tokens must do."""
-    attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
-    return Work(
-        _weight_bytes(shape, width) + context * shape.cache_bytes,
-        width * (2.0 * shape.active + attention),
-    )
+def read_bytes(shape: ModelSpec, width: int, context: int) -> float:
+    """Bytes of weights and cache that a step of `width` tokens after `context` tokens moves."""
+    met = _met(shape, width)
+    moved = shape.weight_bytes * met
+    if shape.weights == "nf4" and width > 1:
+        # bitsandbytes multiplies packed weights with one token only; for more it unpacks them
+        # into memory, and the product reads them there.
+        moved += 2 * shape.value_bytes * shape.parameters * met
+    return moved + context * shape.cache_bytes
 
 
 def step_seconds(
@@ -73,9 +67,10 @@ def step_seconds(
     """
     if shape.weights == "int8":
         captured = False  # bitsandbytes asks the device for outliers in the middle of a step
-    needed = work(shape, width, context)
-    reading = needed.read_bytes / rates.bandwidth
-    multiplying = needed.operations / (SKINNY * rates.arithmetic)
+    attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
+    operations = width * (2.0 * shape.active + attention)
+    reading = read_bytes(shape, width, context) / rates.bandwidth
+    multiplying = operations / (SKINNY * rates.arithmetic)
     launching = 0.0 if captured else LAUNCH * shape.layers
     times = (reading, multiplying, launching)
     slowest = float(sum(t**SHARPNESS for t in times) ** (1.0 / SHARPNESS))
@@ -135,17 +130,6 @@ def for_products(cost: StepCost, rows: int, spread: float) -> StepCost:
         for row in cost.costs
     )
     return replace(cost, costs=tuple((1.0, *accumulate(row, max)) for row in raised))
-
-
-def _weight_bytes(shape: ModelSpec, width: int) -> float:
-    """Bytes of weights that a step of `width` tokens moves."""
-    met = _met(shape, width)
-    moved = shape.weight_bytes * met
-    if shape.weights == "nf4" and width > 1:
-        # bitsandbytes multiplies packed weights with one token only; for more it unpacks them
-        # into memory, and the product reads them there.
-        moved += 2 * shape.value_bytes * shape.parameters * met
-    return moved
 
 
 def _met(shape: ModelSpec, width: int) -> float:
