@@ -324,15 +324,13 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
         )
         # transformers fills what is missing with random numbers.
         missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
-        if missing and (prefix := model_files.find_prefix(missing, found["unexpected_keys"])):
-            raise LoadError(
-                f"{name}: the names of its weights begin with {prefix!r}, as those of a wrapped"
-                " model; save them again without it"
-            )
         if missing:
+            known = (
+                f", and {min(unknown)} is unknown" if (unknown := found["unexpected_keys"]) else ""
+            )
             raise LoadError(
                 f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
-                " are missing or of another shape); download or copy them again"
+                f" are missing or of another shape{known}); download or copy them again"
             )
         if getattr(model, "quantization_method", None) == "gguf":
             model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now

@@ -532,23 +532,32 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
     "other shape": (stating("config.json", intermediate_size=52), "the weights"),
     "missing layer": (a_layer_less, "(model.layers.1.mlp.down_proj.weight and 2"),
-    "prefix": (prefixed("module."), "the names of its weights begin with 'module.'"),
+    "prefix": (prefixed("module."), "and module.lm_head.weight is unknown"),
     "broken config": (holding("config.json", b"{"), "config.json is damaged"),
     "uneven heads": (
         stating("config.json", num_attention_heads=7),
-        "its sizes do not fit together",
+        "The hidden size (32) is not a multiple of the number of attention heads (7)",
     ),
-    "a wrong kind": (stating("config.json", rms_norm_eps="no"), "(rms_norm_eps has a wrong value)"),
+    "a wrong kind": (
+        stating("config.json", rms_norm_eps="no"),
+        "'rms_norm_eps' expected float, got",
+    ),
     "words for numbers": (stating("config.json", num_hidden_layers="two"), "num_"),
     "cut": (holding("generation_config.json", b'{"a": 1'), "generation_config.json is damaged"),
     "a list": (holding("generation_config.json", b"[]"), "generation_config.json is damaged"),
     "binary tokenizer": (holding("tokenizer.json", b"\xff\xfe\0"), "tokenizer.json is damaged"),
     "older tokenizer": (tokenizer_is("tokenizer.model", b"{}"), "copy tokenizer.json beside"),
-    "ranks": (tokenizer_is("x.tiktoken", b"aGk= 0\n"), "tokenizer in x.tiktoken, which needs tik"),
+    "ranks": (
+        tokenizer_is("x.tiktoken", b"aGk= 0\n"),
+        "pip install sentencepiece protobuf tiktoken",
+    ),
     "pointer for weights": (pointer("model.safetensors"), "run git lfs pull"),
     "pointer for tokens": (pointer("tokenizer.json"), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer cannot be loaded"),
-    "unknown family": (holding("config.json", b'{"model_type": "nonsense"}'), "type 'nonsense'"),
+    "unknown family": (
+        holding("config.json", b'{"model_type": "nonsense"}'),
+        "no models of its type",
+    ),
     "encoder": (holding("config.json", b'{"model_type": "t5"}'), "'t5' are not supported"),
     "pickled": (pickled, "get safetensors instead"),
 }
@@ -606,8 +615,7 @@ def test_a_tokenizer_of_sentencepieces(lade: Any, model_folder: str, tmp_path: P
     asked = ("generate", copy, "-p", "the cat", "-n", "3", "--ignore-eos", "--json", "-q")
     if not SENTENCEPIECE:
         told = lade(*asked).refused(1)
-        assert "tokenizer.model, which needs " in told
-        assert re.search(r": pip install (sentencepiece )?(protobuf)?$", told.strip())
+        assert "pip install sentencepiece protobuf" in told
         return
     answer = lade(*asked).json()
     expected = transformers.AutoTokenizer.from_pretrained(copy)("the cat").input_ids

@@ -116,8 +116,7 @@ def examine(cached: CachedModel, device: Device, free: int) -> ListedModel:
             return _as_adapter(model, adapter)
         config = Config(model_files.read_object(folder / "config.json"))
     except (OSError, LoadError) as error:
-        absent = model_files.missing(folder) if isinstance(error, FileNotFoundError) else None
-        return replace(model, notes=(absent or str(error),))
+        return replace(model, notes=(str(error),))
     return _examine_config(model, config, folder, device, free)
 
 
@@ -135,7 +134,7 @@ def _examine_config(
     )
     if config.other_purpose:
         return replace(model, supported=False, notes=(config.other_purpose,))
-    if problem := model_files.missing(folder) or model_files.damage(folder):
+    if problem := config.fault or model_files.missing(folder) or model_files.damage(folder):
         return replace(model, notes=(problem,))
     if not model.family:
         return replace(model, notes=("config.json names no model_type",))

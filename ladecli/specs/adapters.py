@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import LoadError
 from . import hub
 from .memory import format_bytes
-from .model_files import TOKENIZERS, is_pointer, read_object, version
+from .model_files import TOKENIZERS, is_pointer, naming, read_object, version
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
@@ -120,10 +120,8 @@ def at(folder: Path, name: str) -> Adapter | None:
     """The adapter in a folder, or None where there is none; errors as `find`."""
     if not (folder / hub.ADAPTER).is_file():
         return None
-    try:
+    with naming(name):
         return Adapter(name, folder, read_object(folder / hub.ADAPTER))
-    except LoadError as error:
-        raise LoadError(f"{name}: {error}; download or copy it again") from error
 
 
 def find_adapters(

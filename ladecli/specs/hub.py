@@ -37,8 +37,9 @@ from .model_files import (
     check_gguf,
     damage,
     missing,
-    tokenizer_fault,
-    weights_damage,
+    naming,
+    stored_tensors,
+    version,
 )
 
 DEMO = "demo"
@@ -70,7 +71,8 @@ _BY_TYPE: dict[type[BaseException], str] = {
 }
 """What the errors of libraries mean; the first that applies counts."""
 _BY_WORDS = {
-    "backend tokenizer": "{name} holds no tokenizer; copy tokenizer.json beside the weights",
+    "not recognize this architecture": "{name}: transformers {version} knows no models of its type;"
+    " a newer one may: pip install -U transformers",
     "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
     " --trust-remote-code",
@@ -181,8 +183,9 @@ def check(
     absent = missing(folder)
     if absent and Path(source).is_dir():  # what lacks in the cache is downloaded
         raise LoadError(f"{name} {absent}")
-    if not absent and (damaged := weights_damage(folder)):
-        raise LoadError(f"{name}: {damaged}; download or copy it again")
+    if not absent:
+        with naming(name):
+            stored_tensors(folder)
     return folder
 
 
@@ -319,22 +322,17 @@ def explain(
     if folder is not None and (damaged := damage(folder)) is not None:
         return f"{name}: {damaged}; download or copy it again"
     if any(isinstance(each, hub_errors.StrictDataclassError) for each in chain):
-        return f"{name}: config.json is damaged ({_unfit(error)}); download or copy it again"
-    if part and folder is not None and (fault := tokenizer_fault(folder)) is not None:
-        return f"{name} {fault}"
+        why = _first_line(error.__cause__ or error).rstrip(".")
+        return f"{name}: config.json is damaged ({why}); download or copy it again"
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
-            return meaning.format(name=name)
+            return meaning.format(name=name, version=version("transformers"))
+    if "tokenizer" in part and folder is not None and not (folder / "tokenizer.json").is_file():
+        return (
+            f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
+            " weights, or pip install sentencepiece protobuf tiktoken"
+        )
     return f"{name}{': ' if part else ''}{part} cannot be loaded: {_first_line(error)}"
-
-
-def _unfit(error: Exception) -> str:
-    """What transformers finds wrong with the settings of a configuration, in our words."""
-    said = str(error)
-    if named := re.search(r"error for field '(\w+)'", said):
-        return f"{named[1]} has a wrong value"
-    sizes = "validate_architecture" in said
-    return "its sizes do not fit together" if sizes else "its settings do not fit together"
 
 
 def _suggest(name: str) -> str:
@@ -348,7 +346,7 @@ def _suggest(name: str) -> str:
     return f"; {'did you mean' if near else 'models on this machine'}: {listed}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     lines = str(error).strip().splitlines() or [""]
     if lines[0].endswith(":") and len(lines) > 1:

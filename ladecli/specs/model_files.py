@@ -6,21 +6,17 @@ import contextlib
 import json
 import math
 import os
-import re
-import stat
-import sys
 import zipfile
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Iterator
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from .. import files
 from ..errors import LoadError
+from ..files import is_device, read
 
 GENERATION = "generation_config.json"
 GGUF = ".gguf"
@@ -28,15 +24,11 @@ GGUF = ".gguf"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _JSON_FILES = (
     *("config.json", GENERATION, "tokenizer_config.json", "special_tokens_map.json"),
-    *("tokenizer.json", *(f"{name}.index.json" for name in _WEIGHTS)),
+    "tokenizer.json",
 )
-_PIECE_FILES = ("tokenizer.model", "spiece.model", "*.tiktoken")
-"""Tokenizers in the formats of SentencePiece and tiktoken."""
-_PIECES = ("sentencepiece", "protobuf")
-"""The packages that read a model of SentencePiece's."""
 TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
-    *_PIECE_FILES,
+    *("tokenizer.model", "spiece.model", "*.tiktoken"),
 )
 _POINTER = b"version https://git-lfs.github.com/spec/"
 """How the file begins that stands for another one in a repository of Git LFS."""
@@ -57,7 +49,6 @@ _BY_LAYER = "num_attention_heads"
 """The only one of them that may be a list, with a size for each layer."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
@@ -70,14 +61,11 @@ _PACKAGES = {
 """Packages that load quantized weights, by method."""
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
-_TYPES_OF = ("auto_mappings.py", "configuration_auto.py")
-"""Files of transformers that list the types of models that it knows."""
 
 
 class Tensor(NamedTuple):
-    """A tensor of a safetensors file: its name, type ("BF16"), and how many numbers it has."""
+    """A tensor of a safetensors file: its type ("BF16"), and how many numbers it has."""
 
-    name: str
     kind: str
     size: int
 
@@ -116,13 +104,6 @@ class Config:
         return f"is not a causal language model but a {str(names).strip(chr(39) + '[]')}"
 
     @property
-    def unknown_type(self) -> str | None:
-        """What the model is, where transformers knows no models of the kind; None if it does."""
-        kind = self.stated.get("model_type")
-        own_code = "AutoConfig" in str(self.stated.get("auto_map"))
-        return None if own_code or not isinstance(kind, str) or knows(kind) else kind
-
-    @property
     def fault(self) -> str | None:
         """A size that no model has, or None."""
         text = self.get_text_config()
@@ -136,16 +117,13 @@ class Config:
         return None
 
 
-def knows(model_type: str) -> bool:
-    """Whether transformers knows models of a type; it is not imported for the answer."""
-    if (loaded := sys.modules.get("transformers.models.auto.configuration_auto")) is not None:
-        return model_type in loaded.CONFIG_MAPPING  # also what a program registered
-    spec = find_spec("transformers")
-    assert spec is not None
-    assert spec.origin is not None
-    # Names of types stand there in quotes.
-    paths = [Path(spec.origin).parent / "models" / "auto" / file for file in _TYPES_OF]
-    return any(f'"{model_type}"' in path.read_text("utf-8") for path in paths if path.exists())
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Have what is said of a damaged file begin with a model's name, and end with the fix."""
+    try:
+        yield
+    except LoadError as error:
+        raise LoadError(f"{name}: {error}; download or copy it again") from error
 
 
 def check_config(name: str, folder: Path) -> None:
@@ -156,36 +134,12 @@ def check_config(name: str, folder: Path) -> None:
     Raises:
         LoadError: the message begins with the model's name.
     """
-    config, again = Config({}), "download or copy it again"
-    if irregular := _irregular(folder):
-        raise LoadError(f"{name} {irregular}")
-    try:
-        for file in ("config.json", GENERATION):
-            with contextlib.suppress(FileNotFoundError):  # to be downloaded, or there is none
-                stated = read_object(folder / file)
-                config = Config(stated) if file == "config.json" else config
-    except LoadError as error:
-        fix = f"{again}, or delete it" if file == GENERATION else again
-        raise LoadError(f"{name}: {error}; {fix}") from error
+    with naming(name):
+        config, _ = Config(read_object(folder / "config.json")), read_object(folder / GENERATION)
+        if config.fault:
+            raise LoadError(config.fault)
     if config.other_purpose:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
-    if config.unknown_type:
-        raise LoadError(
-            f"{name}: transformers {version('transformers')} knows no models of the type"
-            f" {config.unknown_type!r}; a newer one may: pip install -U transformers"
-        )
-    if config.fault:
-        raise LoadError(f"{name}: {config.fault}; {again}")
-
-
-def _irregular(folder: Path) -> str | None:
-    """What is said of a folder with a pipe or a device, whose reader waits, or never ends."""
-    for path in sorted(folder.iterdir()):
-        with contextlib.suppress(OSError):  # a link to nothing
-            mode = path.stat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                return f"holds {path.name}, which is no regular file; delete it"
-    return None
 
 
 def check_gguf(name: str, path: Path) -> None:
@@ -211,8 +165,9 @@ def missing(folder: Path) -> str | None:
         if (folder / "model_index.json").is_file():
             return "is a diffusion pipeline, not a language model"
         return "holds no config.json; give a folder in Hugging Face format"
-    if irregular := _irregular(folder):
-        return irregular
+    # A pipe or a device, whose reader waits, or never ends.
+    if odd := [each for each in folder.iterdir() if is_device(each) and not each.is_dir()]:
+        return f"holds {odd[0].name}, which is no regular file; delete it"
     try:
         files = weight_files(folder)
     except LoadError as error:
@@ -238,46 +193,19 @@ def is_pointer(path: Path) -> bool:
         return False
 
 
-def tokenizer_fault(folder: Path) -> str | None:
-    """Why the tokenizer of a folder without tokenizer.json cannot be read, to be said after the
-    model's name; None where there is one, or nothing is known."""
-    if (folder / "tokenizer.json").is_file():
-        return None
-    for path in (each for pattern in _PIECE_FILES for each in sorted(folder.glob(pattern))):
-        lacking = [name for name in _packages_for(path) if version(name) is None]
-        if lacking:
-            needed, them = " and ".join(lacking), " ".join(lacking)
-            return f"has its tokenizer in {path.name}, which needs {needed}: pip install {them}"
-        return (
-            f"holds no tokenizer.json, and {path.name} cannot be read; copy tokenizer.json beside"
-            " the weights"
-        )
-    return None
-
-
 def chat_templates(folder: Path) -> dict[str, str]:
     """The chat templates in a folder by name, where the model's own is `default`; {} where there
     are none.  Files of templates replace those in the tokenizer's configuration."""
-    try:
-        stated = read_object(folder / "tokenizer_config.json").get("chat_template")
-    except (FileNotFoundError, LoadError):
-        stated = None
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {"default": folder / "chat_template.jinja"} | {each.stem: each for each in others}
     if found := {name: path for name, path in named.items() if path.is_file()}:
         return {name: path.read_text("utf-8", "replace") for name, path in found.items()}
+    stated = None
+    with contextlib.suppress(LoadError):  # loading finds out
+        stated = read_object(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(stated, list):  # several, in the way of older files
         return {each["name"]: each["template"] for each in stated}
     return {"default": stated} if isinstance(stated, str) else {}
-
-
-def _packages_for(path: Path) -> tuple[str, ...]:
-    """The packages that read a tokenizer of SentencePiece's, or of tiktoken's; () for neither."""
-    with path.open("rb") as file:
-        start = file.read(100)
-    if start.startswith(b"\n"):  # the tag of a model's first piece
-        return _PIECES
-    return ("tiktoken",) if re.match(rb"[A-Za-z0-9+/=]+ \d+\s", start) else ()
 
 
 def damage(folder: Path) -> str | None:
@@ -287,46 +215,23 @@ def damage(folder: Path) -> str | None:
     """
     try:
         for name in _JSON_FILES:
-            # An index is not read where the whole file is there.
-            if not (folder / name.removesuffix(".index.json")).is_file() or "index" not in name:
-                with contextlib.suppress(FileNotFoundError):
-                    read_object(folder / name)
+            read_object(folder / name)
+        stored_tensors(folder)
     except LoadError as error:
         return str(error)
-    return weights_damage(folder)
-
-
-def weights_damage(folder: Path) -> str | None:
-    """What is wrong with the weights of a model, as far as the heads of their files, and the ends
-    of pickled ones, tell; None if nothing is, or nothing is here."""
-    try:
-        tensors = stored_tensors(folder)
-        config = Config(read_object(folder / "config.json"))
-    except FileNotFoundError:
-        return None
-    except LoadError as error:
-        return str(error)
-    found = [match for each in tensors if (match := _LAYER.search(each.name))]
-    held = max((int(match[1]) for match in found), default=-1) + 1
-    stated = getattr(config.get_text_config(), SIZES[0], 0)
-    # Several stacks of layers may be run more than once, and count as often (HRM).
-    one_stack = len({match.string[: match.start()] for match in found}) == 1
-    if not config.fault and one_stack and held < stated:
-        return f"the weights have {held} layers, and config.json {stated}; copy both again"
-    return config.fault
+    return None
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
+    """A JSON file that holds an object; {} where there is none.
 
     Raises:
-        FileNotFoundError: there is no such file.
         LoadError: it cannot be read, or holds something else.
     """
     try:
-        found = json.loads(files.read(path))
+        found = json.loads(read(path))
     except FileNotFoundError:
-        raise
+        return {}
     except OSError as error:
         raise LoadError(f"{path.name} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
@@ -345,13 +250,13 @@ def weight_files(folder: Path) -> list[Path]:
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
+        if not (index := read_object(folder / f"{name}.index.json")):
+            continue
         try:
-            shards = read_object(folder / f"{name}.index.json")["weight_map"].values()
+            shards = index["weight_map"].values()
             if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
                 raise LoadError(f"{name}.index.json names files outside of its folder")
             return [folder / shard for shard in sorted(set(shards))]
-        except FileNotFoundError:
-            continue
         except (KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{name}.index.json is damaged (it names no files)") from error
     return []
@@ -369,8 +274,7 @@ def stored_tensors(folder: Path) -> list[Tensor]:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118, not a dict
                     part = file.get_slice(name)
-                    size = math.prod(part.get_shape())
-                    found.append(Tensor(name, part.get_dtype(), size))
+                    found.append(Tensor(part.get_dtype(), math.prod(part.get_shape())))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off") from error
     return found
@@ -407,11 +311,3 @@ def version(package: str) -> str | None:
 def missing_packages(weights: str) -> list[str]:
     """The packages to install before weights of a type such as "gptq 4bit" can be loaded."""
     return [name for name in _PACKAGES.get(weights.split(" ")[0], ()) if version(name) is None]
-
-
-def find_prefix(missing: Collection[str], unexpected: Collection[str]) -> str | None:
-    """What stands before the names of all missing weights among those that are not expected."""
-    first = min(missing)
-    prefixes = [each.removesuffix(first) for each in unexpected if each.endswith(first)]
-    whole = (each for each in prefixes if {each + key for key in missing} <= {*unexpected})
-    return next(whole, None)
