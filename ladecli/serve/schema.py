@@ -6,17 +6,10 @@ Fields that are not known are ignored, unless to ignore one would change what an
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import HTTPException
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from ..session.chat_template import ChatMessage
 
@@ -79,14 +72,8 @@ def _one_text(value: Any) -> Any:
     return value
 
 
-def _not_empty(value: str) -> str:
-    if not value:
-        raise ValueError("it is empty; leave it out")
-    return value
-
-
 _Number = Annotated[float, Field(allow_inf_nan=False)]
-_Text = Annotated[str, StringConstraints(max_length=STOP_LENGTH), AfterValidator(_not_empty)]
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=STOP_LENGTH)]
 
 
 class _Object(BaseModel):
@@ -126,7 +113,7 @@ class Message(Said):
         return {"role": role, "content": self.text, **thought}
 
 
-class Wanted(_Object):
+class _Wanted(_Object):
     """What a client wants; None is what the server was started with."""
 
     stream: bool | None = None
@@ -142,11 +129,6 @@ class Wanted(_Object):
     seed: int | None = None
     ignore_eos: bool | None = None
     prediction: Said | None = None
-
-    @property
-    def alternatives(self) -> int | None:
-        """Tokens at each place that are wanted with log-probabilities; None for none at all."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Refuse what would be answered otherwise than it is meant."""
@@ -165,7 +147,7 @@ class Wanted(_Object):
         return {key: value for key, value in given.items() if value is not None}
 
 
-class ChatWanted(Wanted):
+class ChatWanted(_Wanted):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -175,11 +157,11 @@ class ChatWanted(Wanted):
 
     @property
     def alternatives(self) -> int | None:
-        """See `Wanted`."""
+        """Tokens at each place that are wanted with log-probabilities; None for none at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TextWanted(Wanted):
+class TextWanted(_Wanted):
     """The body of /v1/completions."""
 
     prompt: Annotated[str, BeforeValidator(_one_text)]
@@ -187,5 +169,9 @@ class TextWanted(Wanted):
 
     @property
     def alternatives(self) -> int | None:
-        """See `Wanted`."""
+        """As of a chat."""
         return self.logprobs
+
+
+Wanted: TypeAlias = ChatWanted | TextWanted
+"""The body of a request."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..decoder.errors import ConfigError, DeviceLostError, Error, PromptError, RankError
+from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankError
 from ..errors import UsageError, describe_error, one_line
 from ..events import TextEvent, TextStep, pieces_of
 from ..metrics import Tally
@@ -23,7 +23,7 @@ from ..session import opening
 from ..session.text import speller
 from ..view.terminal import Terminal
 from .figures import Figures
-from .schema import ChatWanted, Refused, TextWanted, Wanted
+from .schema import ChatWanted, Refused, Wanted
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -183,7 +183,6 @@ class Worker:
                 template = replace(template, arguments=arguments)
                 ids = session.encode_chat(messages, template)
         else:
-            assert isinstance(wanted, TextWanted)
             ids = session.encode(wanted.prompt)
         if len(ids) >= session.decoder.max_context:
             try:
@@ -226,7 +225,7 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
     wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
-    message = one_line(str(error) if isinstance(error, Error) else describe_error(error))
+    message = one_line(describe_error(error))
     return Refused(400 if wrong_input else 500, message)
 
 

@@ -64,13 +64,7 @@ def spec_of(
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(sizes.values())
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
-    linear = packed = _linear(model)
-    twice = 0  # weights that are held in two forms
-    if weights == "fp8":
-        packed += _joined_experts(model)
-    if everything:
-        ends, twice = _ends(model)
-        packed += ends
+    linear, packed, twice = _packed(model, weights, everything)
     # A recurrent model has no heads of attention.
     heads = getattr(text, "num_attention_heads", None) or 1
     rank = getattr(text, "kv_lora_rank", None)
@@ -165,30 +159,22 @@ def _stored(given: Any) -> tuple[str, float] | None:
     return method, int(found[1]) / 8 if found else _BYTES.get(method, 1.0)
 
 
-def _linear(model: Any) -> int:
-    """How many weights quantisation packs: those of linear layers but the last."""
+def _packed(model: Any, weights: str, everything: bool) -> tuple[int, int, int]:
+    """How many weights are of linear layers but the last, how many quantisation packs, and how many
+    of these are held in two forms."""
     head = model.get_output_embeddings()
-    return sum(
-        module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and module is not head
-    )
-
-
-def _joined_experts(model: Any) -> int:
-    """The weights of experts that are one tensor, [experts, out, in]."""
-    named = model.named_parameters()
-    return sum(each.numel() for name, each in named if ".experts." in name and each.ndim == 3)
-
-
-def _ends(model: Any) -> tuple[int, int]:
-    """The weights of embedding and last layer, and how many of them are held in two forms."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
-    if head is None:
-        return embedding.numel(), 0
-    if head.weight is embedding:
-        return embedding.numel(), embedding.numel()
-    return embedding.numel() + head.weight.numel(), 0
+    modules = [each for each in model.modules() if isinstance(each, (nn.Linear, Conv1D))]
+    linear = packed = sum(each.weight.numel() for each in modules if each is not head)
+    if weights == "fp8":  # experts too that are one tensor, [experts, out, in]
+        named = model.named_parameters()
+        packed += sum(
+            each.numel() for name, each in named if ".experts." in name and each.ndim == 3
+        )
+    if not everything:
+        return linear, packed, 0
+    ends = [each.weight for each in (model.get_input_embeddings(), head) if each is not None]
+    distinct = sum(each.numel() for each in {*ends})  # tied ones are one
+    return linear, packed + distinct, sum(each.numel() for each in ends) - distinct
 
 
 def _chosen(text: Any) -> float:
