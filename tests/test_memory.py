@@ -133,6 +133,3 @@ def test_a_rank_holds_its_share() -> None:
     half = LLAMA_7B.shard(2, whole=0.26e9)
     assert half.weight_bytes == pytest.approx(2 * (0.26e9 + 3.24e9))
     assert (half.heads, half.kv_heads, half.cache_bytes) == (16, 16, LLAMA_7B.cache_bytes // 2)
-    assert LLAMA_7B.shard(1) == LLAMA_7B
-    assert replace(LLAMA_7B, kv_heads=8).uneven_heads(3) == "8 key/value heads"
-    assert LLAMA_7B.uneven_heads(8) is None

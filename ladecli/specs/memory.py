@@ -66,20 +66,11 @@ class ModelSpec:
             why = f"{self.weights} kernels for one token and for several round differently"
         return f"the text of plain decoding but for near-ties: {why}"
 
-    def uneven_heads(self, ranks: int) -> str | None:
-        """Heads that ranks cannot share equally, "8 key/value heads" for example, or None."""
-        for number, what in ((self.kv_heads, "key/value head"), (self.heads, "head")):
-            if number % ranks:
-                return f"{number} {what}{'' if number == 1 else 's'}"
-        return None
-
     def shard(self, ranks: int, *, whole: float = 0.0, heads: bool = True) -> ModelSpec:
         """What one rank holds under tensor parallelism.
 
         Every rank has `whole` parameters, and its own attention heads where `heads`.
         """
-        if ranks == 1:
-            return self
         held = whole + (self.parameters - whole) / ranks
         met = min(whole, self.active)
         return replace(

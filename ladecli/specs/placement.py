@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..decoder.errors import RankError
-from ..errors import UsageError
+from ..errors import UsageError, counted
 from . import memory
 from .device import Device, free_memory, present
 from .memory import ModelSpec
@@ -71,28 +70,25 @@ def check(name: str, place: Placement, config: Any, adapters: Sequence[Adapter] 
     Raises:
         UsageError: the options do not go together, or a package is missing.
     """
-    quantize = place.quantize
+    given = getattr(config, "quantization_config", None)
     if adapters:
-        _check_adapter(name, place, config, adapters[0])
+        _check_adapter(name, place, given, adapters[0])
     if place.split > 1:
         _check_ranks(place)
     if place.device_map is not None:
         _require("--device-map", "pip install accelerate", "accelerate")
-    if quantize == "none":
-        return
-    if (given := getattr(config, "quantization_config", None)) is not None:
+    if place.quantize != "none" and given is not None:
         raise UsageError(
             f"{name} is quantised already ({given.get('quant_method', 'unknown method')}); leave"
             " --quantize out"
         )
-    if place.own_int8:
-        return
-    _require(f"--quantize {quantize}", "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
+    if place.quantize != "none" and not place.own_int8:
+        fix = "pip install 'ladecli[quant]'"
+        _require(f"--quantize {place.quantize}", fix, "bitsandbytes", "accelerate")
 
 
-def _check_adapter(name: str, place: Placement, config: Any, adapter: Adapter) -> None:
-    """Refuse weights that no adapter can be merged into."""
-    given = getattr(config, "quantization_config", None)
+def _check_adapter(name: str, place: Placement, given: Any, adapter: Adapter) -> None:
+    """Refuse weights that no adapter can be merged into; `given` says how they are quantised."""
     if given is not None:
         raise UsageError(
             f"adapter {adapter.name} cannot be merged into {name}, which is quantised"
@@ -113,11 +109,6 @@ def _check_adapter(name: str, place: Placement, config: Any, adapter: Adapter) -
 
 def _check_ranks(place: Placement) -> None:
     """Refuse what transformers does not do together with tensor parallelism."""
-    if place.device_map is not None:
-        raise UsageError(
-            "--parallel-mode tensor spreads the model over ranks, and --device-map over the"
-            " devices of one process; leave one of them out"
-        )
     if place.quantize != "none":
         raise UsageError(
             f"--quantize {place.quantize} does not go with --parallel-mode tensor: bitsandbytes"
@@ -158,14 +149,13 @@ def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
         )
     heads = any("attn" in part and style in _OWN_HEADS for part, style in plan.items())
     # A head, or an expert, that is cut in two would still give a text, and another one.
-    uneven = spec.uneven_heads(ranks) if heads else None
-    if not uneven and spec.inner % ranks:
-        uneven = f"{spec.inner} columns of the feed-forward block"
-    if uneven:
-        whole = math.gcd(spec.inner, *((spec.heads, spec.kv_heads) if heads else ()))
+    numbers = {"key/value head": spec.kv_heads, "head": spec.heads} if heads else {}
+    numbers["feed-forward column"] = spec.inner
+    if uneven := [counted(n, what) for what, n in numbers.items() if n % ranks]:
+        whole = math.gcd(*numbers.values())
         fitting = [str(n) for n in range(2, min(whole, 64) + 1) if whole % n == 0]
         fix = f"--parallel {' or '.join(fitting)}" if fitting else other
-        raise UsageError(f"{uneven} of {name} cannot be split over {ranks} ranks; use {fix}")
+        raise UsageError(f"{uneven[0]} of {name} cannot be split over {ranks} ranks; use {fix}")
     cut = sum(each.numel() for part, each in model.named_parameters() if _is_cut(plan, part))
     return spec.shard(ranks, whole=spec.parameters - cut, heads=heads)
 
@@ -183,18 +173,19 @@ def keywords(
     """Keywords of `from_pretrained` for a placement that passed `check`.
 
     A device map leaves room to `working_memory`, which decoding takes.
-
-    Raises:
-        RankError: the ranks that the model is to be split over have not found each other.
     """
     import transformers
 
     found: dict[str, Any] = {}
-    stored = getattr(config, "quantization_config", None)
     packed = place.quantize != "none" and not place.own_int8
-    quantised = packed or stored is not None
+    quantised = packed or getattr(config, "quantization_config", None) is not None
     if place.split > 1:
-        found["distributed_config"] = _split(place)
+        from transformers.distributed import DistributedConfig
+
+        found["distributed_config"] = DistributedConfig(tp_size=place.split, tp_plan="auto")
+        if place.device.kind == "cuda":
+            # That is where transformers reads which GPU is this rank's.
+            os.environ.setdefault("LOCAL_RANK", place.device.torch_name.partition(":")[2] or "0")
     elif place.device_map is not None:
         found["device_map"] = place.device_map
         # For what goes to the disk and is not in the checkpoint as it is needed.
@@ -216,24 +207,6 @@ def keywords(
             llm_int8_threshold=0.0,
         )
     return found
-
-
-def _split(place: Placement) -> Any:
-    """The plan of tensor parallelism over the process group that there is."""
-    import torch
-    from transformers.distributed import DistributedConfig
-
-    # Without a group transformers would make one of its own, from torchrun's variables.
-    there = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    if there != place.split:
-        raise RankError(
-            f"the model is to be split over {place.split} ranks, and {there} decode together; start"
-            f" them with --parallel {place.split} --parallel-mode tensor"
-        )
-    if place.device.kind == "cuda":
-        # That is where transformers reads which GPU is this rank's.
-        os.environ.setdefault("LOCAL_RANK", place.device.torch_name.partition(":")[2] or "0")
-    return DistributedConfig(tp_size=place.split, tp_plan="auto")
 
 
 def _limits(need: memory.Need) -> dict[int | str, int]:
