@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from .decoder.compat import needs_eager
 from .decoder.errors import Error
-from .decoder.faults import is_out_of_memory
+from .decoder.faults import is_out_of_memory, reason_of
 from .decoder.model import int8
 from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.stock import input_device
@@ -28,7 +28,7 @@ from .errors import LoadError, UsageError
 from .generation_config import AnswerDefaults, stop_ids_of
 from .options.model import ModelOptions, PlacementOptions
 from .specs import adapters, hub, memory, model_files, placement
-from .specs.adapters import Adapter
+from .specs.adapters import Adapted, Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of, with_context
@@ -40,6 +40,7 @@ class PlannedModel:
     """A model that can be loaded: what is known before any weight is read."""
 
     name: str  # as the user gave it
+    parts: Adapted  # what that comes to: the base, and adapters to be merged into it
     options: ModelOptions
     placement: Placement
     config: Any  # of transformers
@@ -50,9 +51,6 @@ class PlannedModel:
     notices: tuple[str, ...] = ()
     hub_options: dict[str, Any] = field(default_factory=dict)  # for calls that may ask the hub
     made_for: int | None = None  # tokens of context that it was made for, where stretched
-    adapters: tuple[Adapter, ...] = ()  # to be merged into its weights
-    base: str = ""  # the model that these are merged into, where `name` is an adapter
-    tokenizer_folder: str | None = None  # of an adapter's own tokenizer
 
     @property
     def device(self) -> Device:
@@ -60,14 +58,9 @@ class PlannedModel:
         return self.placement.device
 
     @property
-    def held(self) -> str:
-        """The name of what holds the weights."""
-        return self.base or self.name
-
-    @property
     def source(self) -> str:
         """The folder, or the name on the hub."""
-        return hub.locate(self.held, self.options.gguf_file, self.options.revision)[0]
+        return hub.locate(self.parts.base, self.options.gguf_file, self.options.revision)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +88,8 @@ def plan(
 ) -> PlannedModel:
     """Find a model (an id, a folder, or "demo") and read its configuration; no weights.
 
-    Args:
-        name: of the model.
-        options: which weights.
-        place: where they go.
-        split: ranks that share them.
-        progress: whether a download shows a bar on stderr.
+    `options` say which weights, `place` where they go, and `split` how many ranks share them;
+    `progress` is whether a download shows a bar on stderr.
 
     Raises:
         UsageError: there is no such device, or the options do not go together.
@@ -110,72 +99,67 @@ def plan(
     options, place = options or ModelOptions(), place or PlacementOptions()
     device = detect(place.device)
     where = Placement(device, place.device_map, split, options.quantize)
-    asked, revision = name, options.revision
-    with _without_bars(progress):
-        parts = adapters.find_adapters(name, options.adapters, revision, ask=not options.offline)
-    name, options = parts.base, replace(options, revision=parts.revision)
-    config, asking = _read_config(name, options, progress)
-    gguf = asking.get("gguf_file")
-    with _explained(name, options), _without_bars(progress):
+    with _loading(name, options, progress):
+        parts = adapters.find_adapters(
+            name, options.adapters, options.revision, ask=not options.offline
+        )
+    base, options = parts.base, replace(options, revision=parts.revision)
+    config, asking = _read_config(base, options, device, progress)
+    with _loading(base, options, progress):
         facts = model_facts(config)
-        placement.check(name, where, config, parts.adapters)
+        placement.check(base, where, config, parts.adapters)
         plain = make_fp8_plain(device, config)
         empty = empty_model(config, asking)
-        wanted = options.dtype
-        if gguf and wanted == "auto" and device.kind != "cpu":
-            wanted = "bfloat16"  # the file's own weights have fewer bits
-        folder = _folder(name, options)
+        folder = hub.folder_of(hub.resolve(base), options.revision)
         free = free_memory(device)
-        dtype, cast = choose_dtype(empty, wanted, options.quantize, device, free, folder)
+        dtype, cast = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
-        part = placement.rank_spec(name, empty, spec, split)
-    size = memory.format_bytes(spec.weight_bytes)
-    unpacked = f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory" if gguf else ""
-    if gguf and replace(where, quantize="8bit").own_int8 and spec.weights == "float32":
-        unpacked += "; --quantize 8bit takes less than half of that"
-        unpacked += ", and about half the time" if int8.has_vnni() else ""
-    slow = ""
-    if where.own_int8 and not int8.has_vnni():
-        slow = "8 bits save memory here but no time: this processor has no products of them (VNNI)"
-    idle = revision and Path(hub.resolve(asked)).exists()
-    unused = f"--revision {revision} says nothing about a folder" if idle else ""
-    others = filter(None, (plain, cast, unpacked, slow, unused))
+    others = filter(None, (plain, cast))
     return PlannedModel(
-        name=asked,
+        name=name,
+        parts=parts,
         options=options,
         placement=where,
         config=config,
         facts=facts,
         dtype=dtype,
         spec=spec,
-        part=part,
-        notices=(*parts.notices(f"{size} as {spec.weights}"), *others),
+        part=placement.rank_spec(base, empty, spec, split),
+        notices=(*others, *_notices(parts, where, spec, asking.get("gguf_file"))),
         hub_options=asking,
-        adapters=parts.adapters,
-        base=name,
-        tokenizer_folder=parts.tokenizer,
     )
 
 
-def _read_config(name: str, options: ModelOptions, progress: bool) -> tuple[Any, dict[str, Any]]:
+def _notices(parts: Adapted, where: Placement, spec: ModelSpec, gguf: str | None) -> Iterator[str]:
+    """Lines for the user about what a model takes."""
+    size = memory.format_bytes(spec.weight_bytes)
+    yield from parts.notices(f"{size} as {spec.weights}")
+    if gguf:
+        smaller = replace(where, quantize="8bit").own_int8 and spec.weights == "float32"
+        fix = "; --quantize 8bit takes less than half of that" if smaller else ""
+        yield f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory{fix}"
+    if where.own_int8 and not int8.has_vnni():
+        yield "8 bits save memory here but no time: this processor has no products of them (VNNI)"
+
+
+def _read_config(
+    name: str, options: ModelOptions, device: Device, progress: bool
+) -> tuple[Any, dict[str, Any]]:
     """The configuration of a model, and the options of calls that may ask the hub for it."""
     source, gguf = hub.locate(name, options.gguf_file, options.revision)
-    if (folder := _folder(name, options)) is not None:
-        model_files.check_config(name, folder)
     asking = {
         **({"gguf_file": gguf} if gguf else {}),
         "revision": options.revision,
         "local_files_only": options.offline or not (Path(source).is_dir() or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
-    with _explained(name, options, "its configuration"), _without_bars(progress):
-        return transformers.AutoConfig.from_pretrained(source, **asking), asking
-
-
-def _folder(name: str, options: ModelOptions) -> Path | None:
-    """The folder of a model on this machine; None for one that is not, or is a GGUF file."""
-    source, gguf = hub.locate(name, options.gguf_file, options.revision)
-    return None if gguf else hub.folder_of(source, options.revision)
+    with _loading(name, options, progress, "its configuration"):
+        if not gguf and (folder := hub.folder_of(source, options.revision)) is not None:
+            model_files.check_config(name, folder)
+        config = transformers.AutoConfig.from_pretrained(source, **asking)
+    if gguf and device.kind != "cpu":
+        config.dtype = torch.bfloat16  # the file's own weights have fewer bits
+    return config, asking
 
 
 def extend_context(planned: PlannedModel, context: int) -> PlannedModel:
@@ -203,21 +187,15 @@ def extend_context(planned: PlannedModel, context: int) -> PlannedModel:
 
 
 def damage(planned: PlannedModel) -> str | None:
-    """What transformers would refuse of a model's files: code in pickled weights, or the
-    tokenizer.  None where nothing is wrong, or where it is still to be downloaded."""
+    """What transformers would refuse of a model's weights: code in pickled ones.  None where there
+    is none, or where they are still to be downloaded."""
     folder = hub.folder_of(planned.source, planned.options.revision)
-    if folder is None:
-        return None
-    for path in model_files.weight_files(folder):
+    for path in model_files.weight_files(folder) if folder is not None else ():
         # An old format, or a damaged file: loading finds out.
         with contextlib.suppress(ValueError, RuntimeError, OSError):
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
             if path.suffix == ".bin" and unsafe(str(path)):
                 return f"{path.name} is refused: it contains code; get safetensors instead"
-    try:
-        _tokenizer(planned)
-    except LoadError as error:
-        return str(error).removeprefix(f"{planned.held}: ")
     return None
 
 
@@ -232,27 +210,18 @@ def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int]]:
 
 
 def load(
-    what: str | PlannedModel,
-    options: ModelOptions | None = None,
-    place: PlacementOptions | None = None,
-    *,
-    progress: bool = True,
-    working_memory: memory.Need | None = None,
+    planned: PlannedModel, *, progress: bool = True, working_memory: memory.Need | None = None
 ) -> LoadedModel:
-    """Load a model, by its name or by what `plan` made of it, and its tokenizer.
+    """Load what was planned, and its tokenizer.
 
     Of ranks that share it, all call this, and their process group is there already.  A device map
     leaves room to `working_memory`, which decoding takes.
 
     Raises:
-        RankError: there is no such group.
-        UsageError, LoadError, UnsupportedModelError: as `plan`, and where the weights cannot
-            be read; the message says why and what helps.
+        LoadError: the weights cannot be read; the message says why and what helps.
     """
     began = time.perf_counter()
-    planned = plan(what, options, place, progress=progress) if isinstance(what, str) else what
-    with _without_bars(progress):
-        tokenizer = _tokenizer(planned)
+    tokenizer = _tokenizer(planned, progress)
     read = partial(_read_model, planned, working_memory, progress)
     model = read()
     where = planned.placement
@@ -282,8 +251,7 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
                 f"{name} leaves no memory on {label} to compute with; take a smaller model, or"
                 " free some memory"
             ) from error
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        weights = planned.spec.weights
+        why, weights = reason_of(error), planned.spec.weights
         how = f"over {ranks} ranks" if ranks > 1 else f"in {weights} on {label}"
         fix = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}.get(weights, "")
         if ranks > 1:
@@ -291,11 +259,11 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
         raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
 
 
-def _tokenizer(planned: PlannedModel) -> Any:
+def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
     source, asking = planned.source, planned.hub_options
-    if planned.tokenizer_folder is not None:
-        source, asking = planned.tokenizer_folder, {**asking, "gguf_file": None}
-    with _explained(planned.held, planned.options, "its tokenizer"):
+    if planned.parts.tokenizer is not None:
+        source, asking = planned.parts.tokenizer, {**asking, "gguf_file": None}
+    with _loading(planned.parts.base, planned.options, progress, "its tokenizer"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **asking)
         if not getattr(tokenizer, "chat_template", None) and not asking.get("gguf_file"):
             tokenizer.chat_template = hub.processor_template(source, asking)
@@ -304,11 +272,11 @@ def _tokenizer(planned: PlannedModel) -> Any:
 
 def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progress: bool) -> Any:
     """The model with all of its weights, where it computes; errors as `load`."""
-    name, options, device = planned.held, planned.options, planned.device
+    name, options, device = planned.parts.base, planned.options, planned.device
     # Nothing else hides the bar of unpacking a GGUF file.
     unpacks = "gguf_file" in planned.hub_options
     hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
-    with _explained(name, options), _without_bars(progress), hidden:
+    with _loading(name, options, progress), hidden:
         place = placement.keywords(planned.placement, planned.config, planned.dtype, working_memory)
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             planned.source,
@@ -318,7 +286,7 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
             output_loading_info=True,
             attn_implementation="eager" if needs_eager(planned.config) else None,
             # Where peft is installed, transformers looks for adapters too.
-            adapter_kwargs={"local_files_only": planned.hub_options.get("local_files_only", True)},
+            adapter_kwargs={"local_files_only": planned.hub_options["local_files_only"]},
             **place,
             **planned.hub_options,
         )
@@ -338,7 +306,7 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
             raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
         if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
             model.to(device.torch_name)
-        for adapter in planned.adapters:
+        for adapter in planned.parts.adapters:
             model = _merged(model, adapter, name)
         if planned.placement.own_int8:
             int8.quantise(model)
@@ -362,24 +330,21 @@ def _merged(model: Any, adapter: Adapter, base: str) -> Any:
                 f" weights have no counterpart); {fix}"
             )
         return tuned.merge_and_unload()
-    except (SafetensorError, UnpicklingError, OSError) as error:
-        raise LoadError(
-            f"adapter {adapter.name}: its weights are damaged, or contain code; download or copy"
-            " them again"
-        ) from error
-    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+    except (SafetensorError, UnpicklingError) as error:
+        raise LoadError(hub.explain(f"adapter {adapter.name}", error)) from error
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
-        first, *rest = str(error).strip().splitlines() or [type(error).__name__]
-        why = (rest[0] if rest and first.endswith(":") else first).strip().rstrip(".")
+        why = hub.first_line(error).rstrip(".")
         raise LoadError(
             f"adapter {adapter.name} cannot be merged into {base}: {why}; {fix}"
         ) from error
 
 
 @contextlib.contextmanager
-def _without_bars(progress: bool) -> Iterator[None]:
-    """Keep the libraries' own output out of the terminal, and the bars of downloads if wanted."""
+def _loading(name: str, options: ModelOptions, progress: bool, part: str = "") -> Iterator[None]:
+    """Keep the libraries' own output out of the terminal, and the bars of downloads if wanted; turn
+    errors of loading a model, or a part of it, into one line each."""
     # This hides the hub's bars along with those of loading weights.
     transformers.utils.logging.disable_progress_bar()
     if progress:
@@ -387,15 +352,6 @@ def _without_bars(progress: bool) -> Iterator[None]:
     try:
         with quiet():
             yield
-    finally:
-        transformers.utils.logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _explained(name: str, options: ModelOptions, part: str = "") -> Iterator[None]:
-    """Turn the errors of loading a model, or a part of it, into one line each."""
-    try:
-        yield
     except Error:
         raise
     except torch.OutOfMemoryError as error:
@@ -405,5 +361,7 @@ def _explained(name: str, options: ModelOptions, part: str = "") -> Iterator[Non
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        gguf = hub.locate(name, options.gguf_file, options.revision)[1]
-        raise LoadError(hub.explain(name, error, _folder(name, options), part, gguf)) from error
+        why = hub.explain(name, error, part, options.gguf_file, options.revision)
+        raise LoadError(why) from error
+    finally:
+        transformers.utils.logging.enable_progress_bar()

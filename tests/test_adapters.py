@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "holds no adapter_model.safetensors",
     ),
     "pointer": (writing("adapter_model.safetensors", POINTER), "run git lfs pull"),
-    "cut": (writing("adapter_model.safetensors", "cut"), "its weights are damaged"),
+    "cut": (writing("adapter_model.safetensors", "cut"), "the weights are damaged"),
     "broken": (writing(ADAPTER, "{"), "adapter_config.json is damaged"),
     "another machine": (
         stating(ADAPTER, base_model_name_or_path="/no/such"),
@@ -212,7 +212,7 @@ def test_what_an_adapter_does_not_go_with(
     asked = ("generate", str(adapter), "-p", "a")
     assert "--quantize 4bit does not go with" in lade(*asked, "--quantize", "4bit").refused()
     told = lade("generate", model_folder, "--adapter", model_folder, "-p", "a").refused(1)
-    assert f"--adapter {model_folder} holds no adapter_config.json" in told
+    assert f"--adapter {model_folder}: there is no adapter_config.json" in told
     told = lade("generate", model_folder, "--adapter", "no/such", "-p", "a").refused(1)
     assert "--adapter no/such: " in told
     packing = {"quant_method": "bitsandbytes", "load_in_4bit": True}

@@ -72,7 +72,7 @@ each = pytest.mark.parametrize("given", CONFIGS, ids=lambda given: ",".join(give
 
 @pytest.fixture(scope="module")
 def session(model_folder: str) -> Session:
-    return Session(models.load(model_folder))
+    return Session(models.load(models.plan(model_folder)))
 
 
 @pytest.fixture
@@ -351,4 +351,4 @@ def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> 
 @pytest.fixture
 def loaded(model_folder: str, tmp_path: Path) -> LoadedModel:
     change = stating("generation_config.json", do_sample=True)
-    return models.load(copied(model_folder, tmp_path / "copy", change))
+    return models.load(models.plan(copied(model_folder, tmp_path / "copy", change)))

@@ -33,7 +33,9 @@ INVARIANT = Setup(Attention("invariant", "asked for"))
 
 
 def load(quantize: str = "8bit") -> LoadedModel:
-    return models.load("demo", ModelOptions(quantize=quantize), PlacementOptions(device="cpu"))
+    return models.load(
+        models.plan("demo", ModelOptions(quantize=quantize), PlacementOptions(device="cpu"))
+    )
 
 
 @pytest.fixture(params=["own", "none"])
@@ -138,7 +140,7 @@ def test_what_more_rows_cost_is_seen_at_load() -> None:
 
 def test_other_weights_have_the_type_asked_for_and_frequencies_are_exact() -> None:
     options = ModelOptions(quantize="8bit", dtype="bfloat16")
-    model = models.load("demo", options, PlacementOptions(device="cpu")).model
+    model = models.load(models.plan("demo", options, PlacementOptions(device="cpu"))).model
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
     exact = dict(load().model.named_buffers())
     assert all(torch.equal(each, exact[name]) for name, each in model.named_buffers())

@@ -226,6 +226,7 @@ def test_an_empty_cache_names_a_model_to_try(lade: Any) -> None:
         "https://huggingface.co/owner/name",
         "huggingface.co/owner/name/tree/main",
         "https://hf.co/owner/name?library=transformers#usage",
+        "hf.co/owner/name:Q4_K_M",
     ],
 )
 def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any) -> None:

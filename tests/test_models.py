@@ -53,9 +53,9 @@ def test_code_of_the_model_runs_where_it_is_trusted(
 ) -> None:
     name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
     (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
-    trusted = models.load(name, ModelOptions(trust_remote_code=True), ON_CPU)
+    trusted = models.load(models.plan(name, ModelOptions(trust_remote_code=True), ON_CPU))
     assert type(trusted.model).__name__ == "Mine"
-    other = models.load(name, place=ON_CPU)
+    other = models.load(models.plan(name, place=ON_CPU))
     assert type(other.model).__name__ == "LlamaForCausalLM"
     assert other.spec == trusted.spec
     assert capsys.readouterr().out == "", "nothing is asked"
@@ -121,7 +121,7 @@ def fp8(tmp_path: Path) -> str:
 
 
 def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
-    loaded = models.load(fp8, place=ON_CPU)
+    loaded = models.load(models.plan(fp8, place=ON_CPU))
     assert loaded.spec.weights == "bfloat16"
     assert loaded.spec.weight_bytes == sum(p.nbytes for p in loaded.model.parameters())
     (line,) = loaded.notices
@@ -216,7 +216,7 @@ def test_a_model_is_stretched_to_see_what_long_texts_cost() -> None:
     assert bool(loaded.model(ids, logits_to_keep=1).logits.isfinite().all())
     # Positions that it was made for mean what they meant.
     short = loaded.model(ids[:, :100]).logits
-    assert torch.allclose(short, models.load("demo").model(ids[:, :100]).logits)
+    assert torch.allclose(short, models.load(models.plan("demo")).model(ids[:, :100]).logits)
 
 
 def test_positions_that_cannot_be_stretched(tmp_path: Path) -> None:
@@ -231,4 +231,4 @@ def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> N
     stacks = new_model("hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
     stacks.save_pretrained(tmp_path)
     byte_level().save_pretrained(tmp_path)
-    assert models.load(str(tmp_path), place=ON_CPU).facts.family == "hrm_text"
+    assert models.load(models.plan(str(tmp_path), place=ON_CPU)).facts.family == "hrm_text"

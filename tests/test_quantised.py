@@ -39,7 +39,7 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
     with pytest.MonkeyPatch.context() as patch:
         # Else 8 bits on a CPU are ours (`test_int8`).
         patch.setattr(int8, "available", lambda: False)
-        return models.load("demo", ModelOptions(quantize=request.param), ON_CPU)
+        return models.load(models.plan("demo", ModelOptions(quantize=request.param), ON_CPU))
 
 
 def answer(
@@ -118,7 +118,7 @@ def test_shapes_that_its_kernels_refuse_give_one_line(
     monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refuse)
     line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try --quantize 8bit$"
     with pytest.raises(LoadError, match=line):
-        models.load(str(tmp_path), ModelOptions(quantize="4bit"), ON_CPU)
+        models.load(models.plan(str(tmp_path), ModelOptions(quantize="4bit"), ON_CPU))
 
 
 @pytest.mark.parametrize("missing", ["bitsandbytes", "accelerate"])
@@ -129,7 +129,7 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
     )
     line = rf"--quantize 4bit needs {missing}: pip install 'ladecli\[quant\]'"
     with pytest.raises(UsageError, match=line):
-        models.load("demo", ModelOptions(quantize="4bit"), ON_CPU)
+        models.load(models.plan("demo", ModelOptions(quantize="4bit"), ON_CPU))
 
 
 def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
     packed = copied(Path(models.__file__).with_name("demo"), tmp_path / "packed", change)
     line = r"is quantised already \(gptq\); leave --quantize out"
     with pytest.raises(UsageError, match=line):
-        models.load(packed, ModelOptions(quantize="4bit"), ON_CPU)
+        models.load(models.plan(packed, ModelOptions(quantize="4bit"), ON_CPU))
 
 
 def test_a_quantised_checkpoint_loads_as_it_is(
@@ -145,6 +145,6 @@ def test_a_quantised_checkpoint_loads_as_it_is(
 ) -> None:
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    again = models.load(str(tmp_path), place=ON_CPU)
+    again = models.load(models.plan(str(tmp_path), place=ON_CPU))
     assert again.spec.weights == loaded.spec.weights
     assert answer(Session(again), PROMPTS[0]) == plain[PROMPTS[0]][0]

@@ -14,7 +14,7 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
-from ladecli.models import load
+from ladecli.models import load, plan
 from ladecli.session.session import Session, Settings
 
 from .capturing import Again
@@ -55,7 +55,7 @@ def answer(session: Session, prompt: Sequence[int], settings: Settings) -> list[
 
 
 def leading(crew: Crew) -> Session:
-    session = Session(load("demo"))
+    session = Session(load(plan("demo")))
     session.followers = crew
     return session
 
@@ -63,7 +63,7 @@ def leading(crew: Crew) -> Session:
 def test_followers_are_told_of_what_takes_them() -> None:
     crew = Crew()
     session = leading(crew)
-    expected = answer(Session(load("demo")), [5, 6, 7], PLAIN)
+    expected = answer(Session(load(plan("demo"))), [5, 6, 7], PLAIN)
     assert answer(session, [5, 6, 7], PLAIN) == answer(session, [5, 6, 7], SHARED) == expected
     assert crew.tasks == [([5, 6, 7], SHARED)]
     assert crew.open == 0
@@ -86,7 +86,7 @@ def captured(patch: pytest.MonkeyPatch, capture: Again) -> Session:
 
 
 def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = answer(Session(load("demo")), [5, 6, 7], PLAIN)
+    expected = answer(Session(load(plan("demo"))), [5, 6, 7], PLAIN)
     capture = Again()
     session = captured(monkeypatch, capture)
     assert session.notices == ()
@@ -125,7 +125,7 @@ def test_followers_are_told_the_widths_that_their_leader_has(
 
 def test_transformers_gets_the_model_as_it_was_loaded() -> None:
     """Our forward keeps weights in an order of its own, in which that of transformers is slower."""
-    session = Session(load("demo"))
+    session = Session(load(plan("demo")))
     assert session.stock_model is session.stock_model
     own, prompt = session.stock_model, torch.tensor([[5, 6, 7]])
     assert all(each.is_contiguous() for each in own.parameters())
@@ -134,7 +134,7 @@ def test_transformers_gets_the_model_as_it_was_loaded() -> None:
 
 
 def test_stop_strings_that_never_come_change_nothing() -> None:
-    session = Session(load("demo"))
+    session = Session(load(plan("demo")))
     prompt = session.encode("def ")
     texts = []
     for stop in ((), ("",), ("nowhere to be found",)):
@@ -147,7 +147,7 @@ def test_stop_strings_that_never_come_change_nothing() -> None:
 
 
 def test_a_window_without_trees_is_told() -> None:
-    session = Session(load("demo"))
+    session = Session(load(plan("demo")))
     session.decoder.runner.model.drafts = "chains"
     text = answer(session, [5, 6, 7], replace(SHARED, lookahead=LookaheadConfig(4, 3, 4)))
     assert session.new_notices() == []

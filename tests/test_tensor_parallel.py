@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from ladecli import models
 from ladecli.decoder import layout
-from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.errors import LadeError, UsageError
@@ -91,7 +90,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         rank.join()
     one = {
         Path(folder).name: three_texts(
-            load_decoder(models.load(folder, ModelOptions(dtype="float32"), ON_CPU).model)
+            load_decoder(
+                models.load(models.plan(folder, ModelOptions(dtype="float32"), ON_CPU)).model
+            )
         )
         for folder in folders
         if Path(folder).name != BROKEN
@@ -133,7 +134,7 @@ WIDE = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8}
         ("gpt2", {}, 2, ["'gpt2'", "--parallel-mode lookahead"]),
         ("llama", WIDE, 3, ["8 key/value heads", "--parallel 2 or 4 or 8"]),
         ("llama", {"num_key_value_heads": 1}, 2, ["1 key/value head ", "--device-map auto"]),
-        ("mixtral", {"intermediate_size": 47}, 2, ["47 columns", "--device-map auto"]),
+        ("mixtral", {"intermediate_size": 47}, 2, ["47 feed-forward columns", "--device-map auto"]),
     ],
 )
 def test_what_cannot_be_split_is_refused_before_weights_are_read(
@@ -146,25 +147,12 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
     assert all(part in str(caught.value) for part in named)
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"place": PlacementOptions(device="cpu", device_map="auto")}, "--device-map"),
-        ({"options": ModelOptions(quantize="8bit")}, "8bit"),
-    ],
-)
-def test_what_does_not_go_with_ranks(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=f"{named}.*leave") as caught:
-        models.plan("demo", **{"place": ON_CPU, **given}, split=2)
-    assert "--parallel-mode tensor" in str(caught.value)
+def test_packed_weights_do_not_go_with_ranks() -> None:
+    with pytest.raises(UsageError, match=r"8bit .* --parallel-mode tensor.*leave"):
+        models.plan("demo", ModelOptions(quantize="8bit"), ON_CPU, split=2)
 
 
 def test_apple_gpus_hold_whole_models() -> None:
     apple = Device("mps", "mps", "Apple M4", 8 << 30)
     with pytest.raises(UsageError, match="use --parallel-mode lookahead"):
         placement.check("m", placement.Placement(apple, split=2), None)
-
-
-def test_a_split_needs_its_ranks() -> None:
-    with pytest.raises(DecoderError, match=r"2 ranks.*--parallel 2 --parallel-mode tensor"):
-        models.load(models.plan("demo", place=ON_CPU, split=2))

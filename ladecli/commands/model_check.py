@@ -50,7 +50,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
             return
         why = decode_setup.why_not_invariant(planned)
         yield from _facts(request, planned, why)
-        name = "end tokens"
+        name = "tokenizer"
         yield from _ends(request, planned)
         name = "settings"
         decode_setup.check_device(request, planned.device, planned.part, split=False)

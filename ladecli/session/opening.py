@@ -129,7 +129,7 @@ def _plan(
 
         context = ranks.broadcast(min_context) if ranks else min_context  # the leader's holds
         stretched = models.extend_context(planned, context)
-        with _loading(terminal, planned.held):
+        with _loading(terminal, planned.parts.base):
             setup = decide(options, drafts, stretched, ranks, local_size or 1)
             loaded = models.load(stretched, working_memory=setup.working_memory, progress=bars)
             if ranks:

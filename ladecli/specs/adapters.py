@@ -16,8 +16,6 @@ from . import hub
 from .memory import format_bytes
 from .model_files import TOKENIZERS, is_pointer, naming, read_object, version
 
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -51,7 +49,7 @@ class Adapter:
 
     @property
     def _weights(self) -> list[Path]:
-        return [path for name in _WEIGHTS if (path := self.folder / name).is_file()]
+        return sorted(self.folder.glob("adapter_model.*"))
 
     @property
     def fault(self) -> str | None:
@@ -67,7 +65,7 @@ class Adapter:
                 f" keep the adapter's files in a folder of their own, or delete {hub.ADAPTER}"
             )
         if not self._weights:
-            return f"holds no {_WEIGHTS[0]}; download or copy it beside {hub.ADAPTER}"
+            return f"holds no adapter_model.safetensors; download or copy it beside {hub.ADAPTER}"
         if is_pointer(self._weights[0]):
             return f"holds a Git LFS pointer in place of {self._weights[0].name}; run git lfs pull"
         return None
@@ -86,21 +84,13 @@ class Adapted:
         """A line about each adapter, before it is merged into a base that `takes` memory."""
         found = []
         for each in self.adapters:
-            other = each.base is not None and _source(each.base) != _source(self.base)
+            other = each.base not in (None, self.base)
             made_for = f"; it was made for {each.base}" if other else ""
             found.append(
                 f"adapter {each.name} ({each.kind}, {format_bytes(each.size)}) is merged into"
                 f" {self.base}, which takes {takes}{made_for}"
             )
         return found
-
-
-def _source(name: str) -> str:
-    """What a MODEL argument stands for, whether it is on this machine or not."""
-    try:
-        return hub.resolve(name)
-    except LoadError:
-        return name
 
 
 def find(name: str, revision: str | None = None, *, ask: bool = False) -> Adapter | None:
@@ -145,30 +135,23 @@ def find_adapters(
         LoadError: an adapter is none, cannot be merged, or its base is not named or not there.
     """
     own = find(name, revision, ask=ask)
-    others = []
-    for each in given:
-        found = find(each, ask=ask)
-        if found is None and Path(hub.resolve(each)).exists():
-            raise LoadError(f"--adapter {each} holds no {hub.ADAPTER}; give a LoRA adapter")
-        if found is None and not early:
+    others = [find(each, ask=ask) for each in given]
+    for each, found in zip(given, others, strict=True):
+        if found is None and (not early or Path(hub.resolve(each)).exists()):
             raise LoadError(
-                f"--adapter {each}: no {hub.ADAPTER} of that name is on this machine, nor could it"
-                " be downloaded; check the name and the network"
+                f"--adapter {each}: there is no {hub.ADAPTER}, nor could one be downloaded; check"
+                " the name and the network"
             )
-        others += [found] if found else []
-    adapters = [*([own] if own else []), *others]
+    adapters = tuple(filter(None, (own, *others)))
     for adapter in adapters:
         if fault := adapter.fault:
             raise LoadError(f"{adapter.name} {fault}")
     if (adapters or given) and version("peft") is None:
-        raise LoadError(
-            f"{adapters[0].name if adapters else given[0]} is an adapter, which needs the package"
-            " peft: pip install 'ladecli[lora]'"
-        )
+        raise LoadError("an adapter needs the package peft: pip install 'ladecli[lora]'")
     if own is None:
-        return Adapted(name, revision, tuple(adapters))
+        return Adapted(name, revision, adapters)
     tokenizer = str(own.folder) if own.brings_tokenizer else None
-    return Adapted(_base(own), own.stated.get("revision"), tuple(adapters), tokenizer)
+    return Adapted(_base(own), own.stated.get("revision"), adapters, tokenizer)
 
 
 def _base(adapter: Adapter) -> str:

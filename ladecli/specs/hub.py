@@ -47,11 +47,9 @@ DEMO = "demo"
 ADAPTER = "adapter_config.json"
 """The configuration of an adapter, which stands in place of config.json."""
 _PAGE = re.compile(
-    r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)(?:/tree/main/?|[?#].*)?"
+    r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#:]+)(?:/tree/main/?|[?#:].*)?"
 )
-"""The address of a model on the hub."""
-_TAGGED = re.compile(r"(?:hf\.co/|huggingface\.co/)?((?:[^/:\\]+/)?[^/:\\]+):([\w.-]+)")
-"""What Ollama calls a model: its name, or that on the hub, and a tag after a colon."""
+"""The address of a model on the hub, or what Ollama calls it: with a tag after a colon."""
 _OFFLINE = "{name} is not on this machine, and the hub cannot be reached{near}"
 _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.OfflineModeIsEnabled: _OFFLINE,
@@ -62,7 +60,8 @@ _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.RevisionNotFoundError: "{name} has no such revision; check --revision",
     hub_errors.RepositoryNotFoundError: "there is no model {name} on the hub, or it is private:"
     " check the name, or log in with `hf auth login`{near}",
-    hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME or a folder",
+    hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME, such as"
+    " Qwen/Qwen2.5-1.5B-Instruct, or a folder",
     hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load; if it has"
     " GGUF files, name one with --gguf-file",
     SafetensorError: "{name}: the weights are damaged; download or copy them again",
@@ -97,19 +96,14 @@ def resolve(name: str) -> str:
     if name == DEMO:
         return str(Path(__file__).parents[1] / "demo")
     path = Path(name).expanduser()
-    if not path.exists() and (found := _TAGGED.fullmatch(name)):
-        fix = "models of the hub are named OWNER/NAME, such as Qwen/Qwen2.5-1.5B-Instruct"
-        if "/" in found[1]:
-            fix = f"use {found[1]}, with --gguf-file where it holds several GGUF files"
-        raise LoadError(f"{name} is a name of Ollama's; {fix}")
-    if not path.exists() and (found := _PAGE.fullmatch(name)):
-        return found[1]
-    if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
+    if not path.exists():
+        if found := _PAGE.fullmatch(name):
+            return found[1]
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise LoadError(f"there is no model folder {name}{_suggest(name)}")
         return name
     if path.is_file() and path.suffix != GGUF:
         raise LoadError(f"{name} is a file; give the folder that holds config.json, or a GGUF file")
-    if not path.exists():
-        raise LoadError(f"there is no model folder {name}{_suggest(name)}")
     if path.is_dir() and not any(
         any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}")
     ):
@@ -135,8 +129,7 @@ def locate(
     if path.is_file():
         return str(path.parent), path.name
     if not path.is_dir():
-        whole = gguf is not None or folder_of(source, revision) is not None
-        if whole or (cached := _snapshot(source, revision)) is None:
+        if gguf is not None or (cached := _snapshot(source, revision)) is None:
             return source, gguf
         path = cached
     if gguf is None and (path / "config.json").is_file():
@@ -159,13 +152,7 @@ def _snapshot(source: str, revision: str | None) -> Path | None:
     return None
 
 
-def check(
-    name: str,
-    gguf: str | None = None,
-    revision: str | None = None,
-    *,
-    offline: bool = False,
-) -> Path | None:
+def check(name: str, gguf: str | None, revision: str | None, *, offline: bool) -> Path | None:
     """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there.
 
     Returns the folder of the model's configuration, where that is on this machine.
@@ -198,7 +185,7 @@ def _check_name(name: str, source: str, revision: str | None, offline: bool) -> 
             model_info(source, revision=revision, timeout=10)
     except Exception as error:
         if isinstance(error, tuple(_BY_TYPE)):  # of all others, loading finds out
-            raise LoadError(explain(name, error, None, "")) from error
+            raise LoadError(explain(name, error)) from error
 
 
 def folder_of(source: str, revision: str | None = None) -> Path | None:
@@ -217,23 +204,16 @@ def adapter_folder(source: str, revision: str | None, ask: bool) -> Path | None:
     # Errors are reported by loading a model of this name.
     with contextlib.suppress(Exception):
         known = try_to_load_from_cache(source, ADAPTER, revision=revision)
-        if not isinstance(known, str) and (
-            known is not None or not ask or folder_of(source, revision) or not hub_answers()
-        ):
-            return None
-        if not isinstance(known, str):
+        if known is None and ask and not folder_of(source, revision) and hub_answers():
             known = hf_hub_download(source, ADAPTER, revision=revision)
-        parts = ("adapter_*", "*token*", "*.jinja", "vocab.*", "merges.txt")
-        offline = not (ask and hub_answers())
-        return Path(
-            snapshot_download(
-                source, revision=revision, allow_patterns=parts, local_files_only=offline
-            )
-        )
+        if isinstance(known, str):
+            parts = ["adapter_*", "*token*", "*.jinja", "vocab.*", "merges.txt"]
+            asked = {"revision": revision, "local_files_only": not (ask and hub_answers())}
+            return Path(snapshot_download(source, allow_patterns=parts, **asked))
     return None
 
 
-def processor_template(source: str, options: Mapping[str, Any]) -> str | None:
+def processor_template(source: str, options: Mapping[str, Any]) -> Any:
     """The chat template of a model that sees pictures, older ones of which have it in a file of
     their processor's; None where there is none.
 
@@ -247,10 +227,7 @@ def processor_template(source: str, options: Mapping[str, Any]) -> str | None:
     path = cached_file(
         source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked
     )
-    if path is None:
-        return None
-    template: str = json.loads(Path(path).read_text(encoding="utf-8"))["chat_template"]
-    return template
+    return json.loads(Path(path).read_text("utf-8"))["chat_template"] if path else None
 
 
 def hub_answers() -> bool:
@@ -275,18 +252,17 @@ def cached_models() -> list[CachedModel]:
     cache = Path(constants.HF_HUB_CACHE)
     try:
         folders = [path for path in cache.glob("models--*") if path.is_dir()]
-        repos = {repo.repo_path.name: repo for repo in scan_cache_dir(cache).repos}
+        repos = {repo.repo_path.name: repo.revisions for repo in scan_cache_dir(cache).repos}
     except (OSError, ValueError, hub_errors.CacheNotFound):
         return []
     found = []
     for folder in folders:
         # The scan leaves out repositories that are incomplete or damaged.
-        repo = repos.get(folder.name)
-        revisions = [each for each in repo.revisions if each.files] if repo else []
+        revisions = [each for each in repos.get(folder.name, ()) if each.files]
         best = max(revisions, key=lambda r: ("main" in r.refs, r.last_modified), default=None)
         name = folder.name.removeprefix("models--").replace("--", "/")
-        size = repo.size_on_disk if best and repo else size_on_disk(folder)
-        found.append(CachedModel(name, best.snapshot_path if best else None, size))
+        path = best.snapshot_path if best else None
+        found.append(CachedModel(name, path, size_on_disk(folder)))
     return sorted(found, key=lambda model: model.name.lower())
 
 
@@ -296,12 +272,16 @@ def size_on_disk(folder: Path) -> int:
 
 
 def explain(
-    name: str, error: Exception, folder: Path | None, part: str, gguf: str | None = None
+    name: str,
+    error: BaseException,
+    part: str = "",
+    gguf: str | None = None,
+    revision: str | None = None,
 ) -> str:
     """One line for an error that a library raised while a model was loaded.
 
-    `folder` has the model's files, if they are on this machine; `part` is what was loaded, "its
-    tokenizer" for example, or "" for all of it; `gguf` is the file that holds it, if one does.
+    `part` is what was loaded, "its tokenizer" for example, or "" for all of it; the rest is as for
+    `locate`.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -314,15 +294,17 @@ def explain(
             return line.format(name=name, near=_suggest(name) if "{near}" in line else "")
     if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"
+    source, gguf = locate(name, gguf, revision)
     # A damaged file leads libraries to all kinds of errors.
     if gguf is not None and "architecture" in str(error):
-        return f"{name}: transformers cannot read this GGUF file ({_first_line(error)})"
+        return f"{name}: transformers cannot read this GGUF file ({first_line(error)})"
     if gguf is not None:
-        return f"{name} is damaged or cut off ({_first_line(error)}); download or copy it again"
+        return f"{name} is damaged or cut off ({first_line(error)}); download or copy it again"
+    folder = folder_of(source, revision)
     if folder is not None and (damaged := damage(folder)) is not None:
         return f"{name}: {damaged}; download or copy it again"
     if any(isinstance(each, hub_errors.StrictDataclassError) for each in chain):
-        why = _first_line(error.__cause__ or error).rstrip(".")
+        why = first_line(error.__cause__ or error).rstrip(".")
         return f"{name}: config.json is damaged ({why}); download or copy it again"
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
@@ -332,7 +314,7 @@ def explain(
             f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
             " weights, or pip install sentencepiece protobuf tiktoken"
         )
-    return f"{name}{': ' if part else ''}{part} cannot be loaded: {_first_line(error)}"
+    return f"{name}{': ' if part else ''}{part} cannot be loaded: {first_line(error)}"
 
 
 def _suggest(name: str) -> str:
@@ -346,7 +328,7 @@ def _suggest(name: str) -> str:
     return f"; {'did you mean' if near else 'models on this machine'}: {listed}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     lines = str(error).strip().splitlines() or [""]
     if lines[0].endswith(":") and len(lines) > 1:

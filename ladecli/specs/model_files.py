@@ -154,9 +154,8 @@ def check_gguf(name: str, path: Path) -> None:
         )
     if is_pointer(path):
         raise LoadError(f"{name} is a Git LFS pointer, not the model; run git lfs pull beside it")
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise LoadError(f"{name} is no GGUF file; download or copy it again")
+    if path.exists() and not _start(path).startswith(b"GGUF"):
+        raise LoadError(f"{name} is no GGUF file; download or copy it again")
 
 
 def missing(folder: Path) -> str | None:
@@ -186,11 +185,16 @@ def missing(folder: Path) -> str | None:
 
 def is_pointer(path: Path) -> bool:
     """Whether a file is a pointer of Git LFS, in place of what was to be fetched."""
+    return _start(path) == _POINTER
+
+
+def _start(path: Path) -> bytes:
+    """The first bytes of a file, which tell its kind; none of one that cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_POINTER)) == _POINTER
+            return file.read(len(_POINTER))
     except OSError:
-        return False
+        return b""
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
@@ -267,7 +271,8 @@ def stored_tensors(folder: Path) -> list[Tensor]:
     found = []
     for path in weight_files(folder):
         if path.suffix != ".safetensors" or not os.path.isfile(path):
-            if _is_cut(path):
+            # Pickled weights are a zip archive.
+            if _start(path).startswith(b"PK\3\4") and not zipfile.is_zipfile(path):
                 raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
             continue
         try:
@@ -278,15 +283,6 @@ def stored_tensors(folder: Path) -> list[Tensor]:
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off") from error
     return found
-
-
-def _is_cut(path: Path) -> bool:
-    """Whether a file begins as a zip archive, as pickled weights do, and does not end as one."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(path)
-    except OSError:
-        return False
 
 
 def stored_type(folder: Path) -> str | None:

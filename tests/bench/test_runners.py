@@ -22,7 +22,7 @@ SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, i
 
 @pytest.fixture(scope="module")
 def session(model_folder: str) -> Session:
-    return Session(models.load(model_folder))
+    return Session(models.load(models.plan(model_folder)))
 
 
 def runner(session: Session, strategy: str) -> MethodRunner:

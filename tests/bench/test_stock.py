@@ -29,7 +29,7 @@ TEXTS = ("Once upon a time", CODE, "a")
 
 @pytest.fixture(scope="module")
 def session(model_folder: str) -> Session:
-    return Session(models.load(model_folder))
+    return Session(models.load(models.plan(model_folder)))
 
 
 def own(session: Session, prompt: list[int], settings: Settings) -> list[int]:
