@@ -144,9 +144,7 @@ def _find_room(
     that memory has room for, and a notice; `sharing` is as for `decide`."""
     name, device = planned.name, planned.device
     if planned.placement.device_map is not None:
-        gpus = [machine.free_memory(gpu) for gpu in placement.gpus()]
-        processor = machine.free_memory(placement.processor())
-        return 0.0, *memory.spread(name, planned.spec, gpus, processor, asked)
+        return 0.0, *memory.spread(name, planned.spec, *placement.free_bytes(), asked)
     free = machine.free_memory(device) / (1 if device.kind == "cuda" else sharing)
     room = memory.room(name, planned.part, free, asked, where=device.label, kind=device.kind)
     return free, *room

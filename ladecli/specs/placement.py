@@ -119,7 +119,7 @@ def _check_ranks(place: Placement) -> None:
         raise UsageError(
             "transformers splits no model on Apple GPUs; use --parallel-mode lookahead"
         )
-    if place.device.kind == "cpu" and gpus():
+    if place.device.kind == "cpu" and present()[0].kind == "cuda":
         raise UsageError(
             "transformers splits a model over the GPUs that it finds, so --device cpu does not go"
             " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …"
@@ -211,23 +211,19 @@ def keywords(
 
 def _limits(need: memory.Need) -> dict[int | str, int]:
     """Bytes of weights that each device may take, so that decoding has room beside them."""
-    free = [memory.usable(free_memory(each)) for each in gpus()]
-    spare = memory.usable(free_memory(processor()))
-    if not free:
-        return {"cpu": max(int(spare - need.cache - need.step), 0)}
+    gpus, spare = free_bytes()
+    if not gpus:
+        return {"cpu": max(int(memory.usable(spare) - need.cache - need.step), 0)}
     # A device's layers have their keys there, and each of their steps is made there.
     limits: dict[int | str, int] = {
-        index: max(int(each - need.step - need.cache * each / sum(free)), 0)
-        for index, each in enumerate(free)
+        index: max(int(memory.usable(each) - need.step - need.cache * each / sum(gpus)), 0)
+        for index, each in enumerate(gpus)
     }
-    return {**limits, "cpu": int(spare)}
+    return {**limits, "cpu": int(memory.usable(spare))}
 
 
-def gpus() -> list[Device]:
-    """The GPUs that a device map can spread a model over."""
-    return [each for each in present() if each.kind == "cuda"]
-
-
-def processor() -> Device:
-    """The device that takes what GPUs have no room for."""
-    return next(each for each in present() if each.kind == "cpu")
+def free_bytes() -> tuple[list[float], float]:
+    """Free bytes of the GPUs that a device map can spread a model over, and of the processor, which
+    takes what they have no room for."""
+    *others, processor = present()
+    return [free_memory(each) for each in others if each.kind == "cuda"], free_memory(processor)
