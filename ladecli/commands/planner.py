@@ -290,10 +290,11 @@ class Cluster:
         needed = why = None
         if split and spec.weights not in FULL:
             why = f"weights in {spec.weights} cannot be split"
-        elif split and (heads := spec.uneven_heads(gpus)):
+        elif split and spec.kv_heads % gpus:
+            heads = counted(spec.kv_heads, "key/value head")
             why = f"{heads} cannot be split over {counted(gpus, 'GPU')}"
         else:
-            spec = spec.shard(gpus if split else 1)
+            spec = spec.shard(gpus) if split else spec
             needed = memory.estimate(spec, context=self.context, width=widths[-1]).total
             if needed > self.usable:
                 usable = memory.format_bytes(self.usable)
