@@ -18,7 +18,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.cpu_formats import packs, rows_alike
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
-from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.events import TextEvent
 
 from .families import model_of, prompt_for
@@ -104,6 +104,14 @@ def paths_of(tree: TokenTree) -> list[list[int]]:
     for node, parent in enumerate(tree.parents):
         paths.append([*(paths[parent] if parent != ROOT else ()), node])
     return paths
+
+
+class Asked(TokenTree):
+    """A tree that asks at every node, whatever the model chooses: its walk has all choices."""
+
+    def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
+        paths = [[self.tokens[node] for node in nodes] for nodes in ([], *paths_of(self))]
+        return [], [Token(choose(row, path)) for row, path in enumerate(paths)]
 
 
 def tree_step(count: int, prefix: int) -> StepLayout:

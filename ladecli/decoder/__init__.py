@@ -13,7 +13,7 @@ A map, in the order in which a step passes through it:
 - `step_cost`   what a step costs by its width: how large a tree pays
 - `tree`        candidates, and the walk that accepts them
 - `layout`      token order, positions and the attention mask of a step
-- `run`         how a step is run: `executor`, which the loop asks; `prefill` of prompts; a
+- `run`         how a step is run: `executor`, which the loop asks and which reads prompts; a
   `runner` of single operations, `captured` steps; several `ranks`
 - `model`       how logits are made: our own forward (`transformer`), by `families`, joined
   `weights` (in `cpu_formats` on a CPU) and `rotary` tables; with fused `triton_kernels` on a GPU.

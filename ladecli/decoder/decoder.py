@@ -11,7 +11,7 @@ from .errors import DecoderError, PromptError
 from .events import Event, Finished
 from .model.families import ModelFacts
 from .run.chained import Chained
-from .run.executor import Executor, Local, Stopped
+from .run.executor import Executor, Stopped
 from .run.runner import Runner
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
@@ -51,7 +51,7 @@ class Decoder:
         self.facts = facts
         self.max_context = max_context or facts.context
         self.cache = runner.cache
-        kind = Local if runner.model.drafts == "trees" else Chained
+        kind = Executor if runner.model.drafts == "trees" else Chained
         self.local = kind(runner, facts, self.max_context, prefill_chunk)
         # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
         self._lock = threading.Lock()

@@ -58,6 +58,7 @@ class KVCache:
         length: committed slots; slot i holds the token at position i.
         slots: allocated ones.
         tensors: one per shape of a row; none before `reserve`.
+        long_keys: whether its keys were turned by the rotary frequencies of long texts.
         generation: changes whenever tensors are allocated anew, and with them their addresses.
     """
 
@@ -65,6 +66,7 @@ class KVCache:
         self, shapes: Sequence[LayerShape], max_slots: int | None = None, first_slots: int = 0
     ) -> None:
         self.length = 0
+        self.long_keys = False
         self.generation = 0
         self._max_slots = max_slots
         self._first_slots = first_slots

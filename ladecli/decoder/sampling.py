@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,19 +21,15 @@ from torch import Tensor
 
 from .config import SamplingConfig
 from .errors import NaNLogitsError
-from .events import Token
+from .events import Logprobs, Token
 from .layout import StepLayout
-from .logprobs import with_logprobs
 from .noise import gumbel_noise
-from .strategy import Successors
+from .strategy import Draft, StepResult, Successors
 from .transfer import to_device, to_host
-from .tree import Choose
+from .tree import TokenTree
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
-AddLogprobs = Callable[[Sequence[Token], Sequence[int]], list[Token]]
-"""(tokens of a walk, its nodes) -> the tokens with their log-probabilities."""
-
 
 SHORTLIST = 256
 """Tokens that a draw looks at first where filters leave few: to sort a whole vocabulary takes as
@@ -176,19 +172,28 @@ def processed(
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What is read out of a step's logits."""
+@torch.inference_mode()
+def with_logprobs(
+    tokens: Sequence[Token], nodes: Sequence[int], logits: Tensor, count: int
+) -> list[Token]:
+    """The tokens of a walk with their log-probabilities.
 
-    best: list[int]
-    """The most probable token after each output; a repetition penalty counts, logits processors
-    do not: drafts do without."""
-    successors: Successors
-    """See `strategy.Successors`."""
-    choose: Choose
-    """The model's token at a node of the tree, given the path to it."""
-    add_logprobs: AddLogprobs | None
-    """None where no log-probabilities are wanted."""
+    Args:
+        tokens: that the walk chose: k + 1 after k accepted nodes.
+        nodes: the accepted ones.
+        logits: [outputs, vocabulary], as the forward gave them.
+        count: of the most probable tokens at each place that are named, too.
+    """
+    places = to_device([0, *[1 + node for node in nodes]], logits.device)
+    shares = logits[places].float().log_softmax(dim=-1)
+    ids = to_device([[token.id] for token in tokens], logits.device)
+    best = shares.topk(min(count, shares.shape[-1]))
+    arrived = to_host(shares.gather(1, ids)[:, 0], best.indices, best.values)()
+    rows = zip(tokens, *arrived, strict=True)
+    return [
+        replace(token, logprobs=Logprobs(mine, tuple(zip(found, values, strict=True))))
+        for token, mine, found, values in rows
+    ]
 
 
 class Sampler:
@@ -223,26 +228,21 @@ class Sampler:
             self._noise = {p: noise for p, noise in self._noise.items() if p >= len(self._text)}
 
     @torch.inference_mode()
-    def read(
-        self, logits: Tensor, layout: StepLayout, nodes: int, successors: int
-    ) -> Callable[[], StepOutput]:
-        """Read out a step: launch all that there is to compute, and call what is returned to wait.
+    def read(self, logits: Tensor, layout: StepLayout, draft: Draft) -> Callable[[], StepResult]:
+        """Read out a step: launch all that there is to compute; what is returned waits for it, and
+        walks down the tree.
 
         Args:
             logits: [outputs, vocabulary]; a repetition penalty changes them.
             layout: of the step.
-            nodes: in its tree.
-            successors: of each output.
+            draft: that it is of.
 
         Raises:
             NaNLogitsError: the logits are NaN or infinite; when the result is waited for.
         """
-        asked, add_logprobs = self._logprobs, None
-        penalised = self.config.repetition_penalty != 1.0 and not self._processors
-        if asked is not None:
-            unread = logits.clone() if penalised else logits
-            add_logprobs = partial(with_logprobs, logits=unread, count=asked)
-        if penalised:
+        given, successors = logits, draft.successors
+        if self.config.repetition_penalty != 1.0 and not self._processors:
+            given = logits if self._logprobs is None else logits.clone()
             logits = self._penalized(logits, layout)
         scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
         if successors:
@@ -251,18 +251,21 @@ class Sampler:
         parts = [ids, scores]
         # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
         if not (self._greedy or self._processors or logits.device.type == "cpu"):
-            positions = [layout.positions[output] + 1 for output in layout.outputs[: 1 + nodes]]
-            parts.append(self._draw_all(logits[: 1 + nodes], positions))
-        return partial(self._output, logits, to_host(*parts), successors > 0, add_logprobs)
+            drawn = 1 + len(draft.tree)
+            positions = [layout.positions[output] + 1 for output in layout.outputs[:drawn]]
+            parts.append(self._draw_all(logits[:drawn], positions))
+        return partial(self._result, draft.tree, given, logits, to_host(*parts), successors > 0)
 
-    def _output(
+    def _result(
         self,
+        tree: TokenTree,
+        given: Tensor,
         logits: Tensor,
         wait: Callable[[], list[Any]],
         with_successors: bool,
-        add_logprobs: AddLogprobs | None,
-    ) -> StepOutput:
-        """What has arrived of a step."""
+    ) -> StepResult:
+        """What has arrived of a step, and the walk down its tree; `given` are the logits before a
+        repetition penalty."""
         ids, scores, *drawn = wait()
         # A NaN anywhere in a row is its maximum.
         usable = all(math.isfinite(row[0]) for row in scores)
@@ -279,7 +282,10 @@ class Sampler:
             token = chosen[row]
             return token if token >= 0 else self._choose(logits[row], path, shortlists)
 
-        return StepOutput(best, found, choose_at, add_logprobs)
+        nodes, tokens = tree.walk(choose_at)
+        if self._logprobs is not None:
+            tokens = with_logprobs(tokens, nodes, given, self._logprobs)
+        return StepResult(nodes, tokens, best, found)
 
     def _penalized(self, logits: Tensor, layout: StepLayout) -> Tensor:
         text = to_device([*self._seen], logits.device)

@@ -94,7 +94,7 @@ class StepResult:
     """Those that join the text: the accepted ones and the bonus token."""
     best: Sequence[int]
     """The most probable token after the current token and each tree node, then after each cell of
-    the window's last row."""
+    the window's last row; a repetition penalty counts, logits processors do not."""
     successors: Successors = ()
     """The most probable tokens after the same outputs."""
 

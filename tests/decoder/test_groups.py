@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,14 +25,13 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import RankError
 from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
-from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.executor import Executor, Fed
+from ladecli.decoder.run.executor import Executor
 from ladecli.decoder.run.ranks.executors import LookaheadParallel, TensorParallel
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import Draft, Room, State, StepResult
+from ladecli.decoder.strategy import Draft, State, StepResult
 from ladecli.decoder.tree import ROOT, TokenTree
 
 from ..decoding import ids_of, run
@@ -208,54 +206,36 @@ def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
     assert simulate(3, one) == [expected(sampling=SAMPLED)] * 3
 
 
-class Found:
-    """The executor of a rank that has found something in its share of the step."""
+class Finds(Sampler):
+    """Finds something in a rank's share of a step, whatever the logits are."""
 
-    runner = SimpleNamespace(model=SimpleNamespace(drafts="trees"))
-    overlaps = False
+    def __init__(self, found: StepResult) -> None:
+        super().__init__(GREEDY)
+        self.found, self.draft = found, Draft()
 
-    def __init__(self, cached: int, found: StepResult) -> None:
-        self.cache = KVCache(())
-        self.cache.length = cached
-        self.found, self.kept = found, list[int]()
-        self.draft = Draft()
-
-    def begin(self, state: State, request: object, *, retries: bool) -> None:
-        pass
-
-    def room(self, state: State) -> Room:
-        return Room()
-
-    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
+    def read(self, logits: Any, layout: StepLayout, draft: Draft) -> Callable[[], StepResult]:
         self.draft = draft
-        return Fed(draft, 1)
-
-    def walk(self) -> StepResult:
-        return self.found
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        self.kept += nodes
+        return lambda: self.found
 
 
 def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
     tree = TokenTree([5, 6, 7], [ROOT, 0, 0], [1, 2, 2], ["context"] * 3)
-    state = State([3], 1)
 
     def one(transport: Threads) -> Any:
-        rank = transport.rank
+        rank, decoder, state = transport.rank, decoder_of(), State([3, 1, 2, 3, 1], 5)
+        decoder.cache.length = 5 - rank
         best = [10 * rank + output for output in range(3)]
         tokens = [*map(Token, [5, 6, 9] if rank == 0 else [5, 8])]
         mine = StepResult([0, 1] if rank == 0 else [0], tokens, best, [{t: 0.5} for t in best])
-        local: Any = Found(5 - rank, mine)
-        executor = LookaheadParallel(local, transport)
+        executor, sampler = LookaheadParallel(decoder.local, transport), Finds(mine)
         executor.begin(state, ())
         assert executor.cache.length == 4, "what all ranks have"
-        executor.start(state, Draft(tree, successors=1), Sampler(GREEDY))
-        assert local.draft.tree.tokens == ([5, 6] if rank == 0 else [5, 7])
+        executor.start(state, Draft(tree, successors=1), sampler)
         found = executor.verify()
+        assert sampler.draft.tree.tokens == ([5, 6] if rank == 0 else [5, 7])
         assert isinstance(found, StepResult)
         executor.commit(found.nodes)
-        assert local.kept == ([0, 1] if rank == 0 else [0])
+        assert executor.cache.length == 5 + (2 if rank == 0 else 1)
         assert executor.room(state).missing == (0, 1), "rank 1 lacks the branch"
         return found
 

@@ -13,12 +13,13 @@ import torch
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.errors import NaNLogitsError
+from ladecli.decoder.events import Token
 from ladecli.decoder.layout import build
-from ladecli.decoder.sampling import Sampler, StepOutput
-from ladecli.decoder.strategy import Draft
-from ladecli.decoder.tree import TokenTree
+from ladecli.decoder.sampling import Sampler
+from ladecli.decoder.strategy import Draft, StepResult
+from ladecli.decoder.tree import Choose, TokenTree
 
-from ..decoding import ids_of, paths_of, run, steps_of, tokens_of
+from ..decoding import Asked, ids_of, run, steps_of, tokens_of
 from ..oracle import decoder_with
 from ..simulated import DEVICE, Circle, Simulated, simulated_decoder
 
@@ -71,16 +72,17 @@ def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
             assert ids_of(events) == expected
 
 
-TREE = TokenTree()
+TREE = Asked()
 for path in ([1, 2, 3], [1, 4], [5]):
     TREE.add(path, "context", 9)
-STEP = build([7], 3, Draft(TREE))
+DRAFT = Draft(TREE, successors=3)
+STEP = build([7], 3, DRAFT)
 
 
-def read(logits: torch.Tensor, sampling: SamplingConfig) -> StepOutput:
+def read(logits: torch.Tensor, sampling: SamplingConfig, tree: TokenTree = TREE) -> StepResult:
     sampler = Sampler(sampling)
     sampler.commit([9, 9, 0, 7])
-    return sampler.read(logits, STEP, len(TREE), 3)()
+    return sampler.read(logits, STEP, Draft(tree, successors=3))()
 
 
 @pytest.mark.parametrize(
@@ -95,11 +97,15 @@ def test_a_step_is_read_out_as_on_the_host(
     logits = (scale * torch.randn(len(STEP.outputs), 2000, generator=draw)).to(dtype)
     expected = read(logits.clone(), sampling)
     with Simulated() as device:
-        found = read(logits.to(DEVICE), sampling)
-        assert device.counts["waits"] <= 2  # one for the logits' way to the device
-        for row, nodes in enumerate([[], *paths_of(TREE)]):
-            tokens = [TREE.tokens[node] for node in nodes]
-            assert found.choose(row, tokens) == expected.choose(row, tokens)
+
+        class Counted(Asked):
+            def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
+                assert device.counts["waits"] <= 2  # one for the logits' way to the device
+                return super().walk(choose)
+
+        tree = Counted(TREE.tokens, TREE.parents, TREE.depths, TREE.sources)
+        found = read(logits.to(DEVICE), sampling, tree)
+    assert found.tokens == expected.tokens
     assert found.best == expected.best
     for ours, theirs in zip(found.successors, expected.successors, strict=True):
         assert list(ours.values()) == pytest.approx(list(theirs.values()))
@@ -121,15 +127,14 @@ def test_everything_is_launched_before_anything_is_waited_for() -> None:
         decoder = simulated_decoder(device, 1000)
         decoder.cache.length = 3
         sampler = Sampler(SAMPLED)
-        read = partial(sampler.read, layout=STEP, nodes=len(TREE), successors=3)
+        read = partial(sampler.read, layout=STEP, draft=DRAFT)
         decoder.runner.start(STEP, read)()  # captures
         device.counts.clear()
         began = time.perf_counter()
         wait = decoder.runner.start(STEP, read)
         launched = device.counts.copy()
-        output = wait()
+        wait()
         assert time.perf_counter() - began >= 0.02
-        output.choose(0, [])
     assert launched["waits"] == 0
     assert device.counts - launched == {"waits": 1, "to host": 1}
 

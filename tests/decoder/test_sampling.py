@@ -20,7 +20,7 @@ from transformers import (
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.errors import NaNLogitsError
-from ladecli.decoder.layout import StepLayout, build
+from ladecli.decoder.layout import build
 from ladecli.decoder.noise import GumbelNoise, gumbel_noise
 from ladecli.decoder.sampling import (
     SHORTLIST,
@@ -31,10 +31,9 @@ from ladecli.decoder.sampling import (
     restricted,
     top_tokens,
 )
-from ladecli.decoder.strategy import Draft
-from ladecli.decoder.tree import TokenTree
+from ladecli.decoder.strategy import Draft, StepResult
 
-from ..decoding import ids_of, paths_of, run, tokens_of
+from ..decoding import Asked, ids_of, paths_of, run, tokens_of
 from ..oracle import Markov, decoder_with
 
 pytestmark = pytest.mark.slow
@@ -244,19 +243,17 @@ def test_sampled_text_is_that_of_plain_decoding_where_drafts_are_accepted(strate
 
 # Reading out a step.
 
-TREE = TokenTree()
+TREE = Asked()
 for candidate in ([1, 2, 3], [1, 4], [5]):
     TREE.add(candidate, "context", 9)
 TEXT = [9, 9, 0, 7]
 STEP = build(TEXT[-1:], len(TEXT) - 1, Draft(TREE))
 
 
-def read(
-    logits: Tensor, config: SamplingConfig, processors: Any = (), step: StepLayout = STEP
-) -> Any:
+def read(logits: Tensor, config: SamplingConfig, processors: Any = ()) -> StepResult:
     sampler = Sampler(config, processors)
     sampler.commit(TEXT)
-    return sampler.read(logits.clone(), step, len(step.outputs) - 1, 0)()
+    return sampler.read(logits.clone(), STEP, Draft(TREE))()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -278,9 +275,7 @@ def test_every_node_has_the_choice_of_plain_decoding(
         noise = None
         if temperature:
             noise = noise_at(11, [len(text)], 12)
-        assert output.choose(row, path) == choose(scores, config, noise)
-    nodes, tokens = TREE.walk(output.choose)
-    assert len(tokens) == len(nodes) + 1
+        assert output.tokens[row].id == choose(scores, config, noise)
 
 
 def test_processors_come_first_and_see_the_text_and_the_path() -> None:
@@ -293,11 +288,12 @@ def test_processors_come_first_and_see_the_text_and_the_path() -> None:
 
     logits = random_logits(len(STEP.outputs), 12)
     output = read(logits, SamplingConfig(), [look])
-    assert output.choose(2, [1, 2]) == 3
-    assert texts == [[[*TEXT, 1, 2]]]
+    assert output.tokens[2].id == 3
+    assert texts[2] == [[*TEXT, 1, 2]]
     assert output.best == logits.argmax(-1).tolist(), "drafts learn what the model itself said"
     with_penalty = read(logits, SamplingConfig(repetition_penalty=1e6), [look])
-    assert with_penalty.choose(2, [1, 3]) != 3, "the penalty comes after processors"
+    assert with_penalty.tokens[-1].id == 3
+    assert with_penalty.tokens[3].id != 3, "the penalty comes after processors"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -313,7 +309,7 @@ def test_logits_that_are_no_numbers_are_refused(temperature: float, vocabulary: 
                 read(logits, config)
         logits = good.clone()
         logits[:, place] = float("-inf")  # a token that a model rules out
-        assert read(logits, config).choose(0, []) != place
+        assert read(logits, config).tokens[0].id != place
     good[2] = float("-inf")
     with pytest.raises(NaNLogitsError):
         read(good, config)

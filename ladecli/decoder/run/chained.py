@@ -9,7 +9,7 @@ from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State
 from ..tree import TokenTree
-from .executor import Fed, Local
+from .executor import Executor, Fed
 from .runner import Runner
 
 MOST_FED_AGAIN = 16
@@ -17,7 +17,7 @@ MOST_FED_AGAIN = 16
 drafts are not accepted whole."""
 
 
-class Chained(Local):
+class Chained(Executor):
     """Runs steps of a model with a cache of its own, which holds one continuation of the text.
 
     Where a chain of drafts is not accepted whole, the cache is put back to where it was before the
@@ -28,9 +28,9 @@ class Chained(Local):
         # Such a model handles a change of rotary frequencies itself.
         super().__init__(runner, replace(facts, rope_boundary=None), max_context, chunk)
 
-    def begin(self, state: State, fingerprint: Sequence[object], *, retries: bool = True) -> None:
-        """See `Local`."""
-        super().begin(state, fingerprint, retries=retries)
+    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
+        """See `Executor`."""
+        super().begin(state, fingerprint)
         if self.runner.model.drafts == "none":
             self._backoff.width = 1
 

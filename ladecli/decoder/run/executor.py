@@ -1,27 +1,26 @@
 """An executor runs the steps of a text: what the loop asks of it, and how one process answers.
 
-The loop does not know how steps are run.  `Local` runs them in this process, captured or not, by
-what its runner does; `chained` does so with a cache that cannot hold rival continuations; `ranks`
-has those that share a step with other processes.
+The loop does not know how steps are run.  `Executor` runs them in this process, captured or not,
+by what its runner does; `chained` does so with a cache that cannot hold rival continuations; those
+of `ranks` share each step with other processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from .. import layout
 from ..errors import NoMemoryError
 from ..events import FinishReason, PromptRead
 from ..faults import Backoff, attempt, check_device
-from ..kv_cache import KVCache
-from ..layout import StepLayout
+from ..layout import NOTHING
 from ..model.families import ModelFacts
-from ..sampling import Sampler, StepOutput
+from ..sampling import Sampler
 from ..strategy import Draft, Room, State, StepResult
-from .prefill import Prefiller
 from .runner import Runner
 
 
@@ -45,19 +44,44 @@ class NoRoom(NamedTuple):
     """Why the text ends here; None where something smaller is left to try."""
 
 
-class Executor(Protocol):
-    """Runs the steps of one text at a time.
+class OutOfMemory(NamedTuple):
+    """Memory ran out in a step of `pending` committed tokens; `width` is its other ones and one."""
 
-    Methods raise `Stopped` where the text ends elsewhere, and `RankError` where other processes
-    take part in it and one is gone, has failed, or does something else.
+    pending: int
+    width: int
+
+
+class Executor:
+    """Runs the steps of one text at a time, in this process.
+
+    Of several processes that take part in a text, methods raise `Stopped` where it ends elsewhere,
+    and `RankError` where one is gone, has failed, or does something else.
+
+    Args:
+        runner: runs forwards.
+        facts: about the model.
+        max_context: the most tokens of prompt and text together.
+        chunk: prompt tokens per forward, where memory suffices.
+
+    Attributes:
+        cache: holds the committed tokens, as far as they were computed here.
     """
 
-    cache: KVCache
-    """Of this process: it holds the committed tokens, as far as they were computed here."""
+    retries = True  # whether a forward that memory does not suffice for is tried again smaller
+
+    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
+        self.runner, self.cache = runner, runner.cache
+        self.facts, self.max_context, self.chunk = facts, max_context, chunk
+        self._backoff = Backoff(chunk)
+        self._has_read = True
+        # The step under way; no result where memory did not suffice to start it.
+        self._layout = NOTHING
+        self._result: Callable[[], StepResult] | None = None
 
     @property
     def overlaps(self) -> bool:
         """Whether a step runs on after `start`, so that the host may do something else."""
+        return self.runner.captures
 
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """Begin with a text, whose start may be in the cache.
@@ -66,91 +90,67 @@ class Executor(Protocol):
             state: the prompt.
             fingerprint: equal in all processes that decode the text.
         """
+        self._backoff = Backoff(self.chunk, retries=self.retries)
+        self._invalidate_on_rope_change(len(state.tokens))
 
-    def prefill(self, state: State) -> Iterable[PromptRead]:
+    def prefill(self, state: State) -> Generator[PromptRead]:
         """Feed what the cache lacks of the text, but for what the next step can take along."""
+        self._has_read = True
+        if len(state.tokens) - self.cache.length > 1 or self.facts.rope_boundary:
+            self._has_read = yield from self._read(state)
+
+    def _read(self, state: State) -> Generator[PromptRead, None, bool]:
+        """Feed what is pending in chunks; whether memory sufficed.
+
+        That is the prompt; and the whole text where it grows beyond the boundary at which rotary
+        frequencies change, because the cached keys were turned by those of short texts.  Then
+        all ranks lack the same tokens, and wait for one another before every chunk, so that any
+        of them can end it.
+        """
+        total, most, cache, backoff = len(state.tokens), self.chunk, self.cache, self._backoff
+        alike = self._invalidate_on_rope_change(total) or total == state.prompt_length
+        # Where ranks meet: the starts of the chunks that each has while memory suffices.  One with
+        # smaller chunks meets the others at these only; so does one that gives up, or they would
+        # wait for it forever.
+        starts = deque(range(cache.length, total - most, most) if alike else ())
+        # A token that no other one sees makes the model use long frequencies for short positions.
+        anchor = total - 1 if cache.long_keys else None
+        began = time.perf_counter()
+        while total - cache.length > backoff.chunk:
+            start = cache.length
+            if starts and start == starts[0]:
+                self._sync()
+                starts.popleft()
+            end = min(start + backoff.chunk, starts[0] if starts else total)
+            chunk = layout.build_chunk(state.tokens[start:end], start, anchor)
+            if attempt(self.runner.run, chunk) is None:
+                if not backoff.shrink(end - start):
+                    for _ in starts:
+                        self._sync()
+                    return False
+                continue
+            cache.keep(range(chunk.pending))
+            yield PromptRead(cache.length, total, time.perf_counter() - began)
+            began = time.perf_counter()
+        return True
+
+    def _invalidate_on_rope_change(self, total: int) -> bool:
+        """Forget keys whose rotary frequencies are not those of texts of `total` tokens; whether
+        they were forgotten."""
+        boundary = self.facts.rope_boundary
+        is_long = boundary is not None and total > boundary
+        changed = is_long != self.cache.long_keys
+        if changed:
+            self.cache.truncate(0)
+            self.cache.long_keys = is_long
+        return changed
+
+    def _sync(self) -> None:
+        """Wait for the other processes that take part."""
 
     def room(self, state: State) -> Room:
         """How deep and how wide the next step may be, and what is missing in the cache."""
-
-    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
-        """Start a step, and what the sampler reads out of it."""
-
-    def verify(self) -> StepResult | NoRoom:
-        """Wait for the step, and walk down its tree as far as the model agrees."""
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        """Keep the keys of accepted nodes, in the order of the text, beside the pending tokens'."""
-
-    def end(self) -> None:
-        """The text is complete."""
-
-    def leave(self, why: BaseException) -> None:
-        """The text is given up; raises `DeviceLostError` where that is because of a fault."""
-
-
-class OutOfMemory(NamedTuple):
-    """Memory ran out in a step of `pending` committed tokens; `width` is its other ones and one."""
-
-    pending: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A step on its way."""
-
-    draft: Draft
-    layout: StepLayout
-    output: Callable[[], StepOutput] | None  # None where memory did not suffice to start it
-
-
-def _go_on() -> None:
-    """What happens before a chunk of the prompt, where no other process takes part."""
-
-
-class Local:
-    """Runs steps in this process.
-
-    Args:
-        runner: runs forwards.
-        facts: about the model.
-        max_context: the most tokens of prompt and text together.
-        chunk: prompt tokens per forward.
-    """
-
-    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
-        self.runner, self.cache = runner, runner.cache
-        self.facts = facts
-        self._last_position = max_context - 1
-        self._chunk = chunk
-        self._prefiller = Prefiller(runner, facts.rope_boundary, chunk)
-        self._backoff = Backoff(chunk)
-        self._has_read = True
-        self._step: Started | None = None
-
-    @property
-    def overlaps(self) -> bool:
-        """See `Executor`."""
-        return self.runner.captures
-
-    def begin(self, state: State, fingerprint: Sequence[object], *, retries: bool = True) -> None:
-        """See `Executor`; here no other process takes part.
-
-        With `retries`, a forward that memory does not suffice for is tried again smaller.
-        """
-        self._backoff = Backoff(self._chunk, retries=retries)
-        self._prefiller.invalidate_on_rope_change(len(state.tokens))
-
-    def prefill(self, state: State, before: Callable[[], None] = _go_on) -> Generator[PromptRead]:
-        """See `Executor`; `before` is called before every chunk, of the same text everywhere."""
-        self._has_read = True
-        if len(state.tokens) - self.cache.length > 1 or self.facts.rope_boundary:
-            self._has_read = yield from self._prefiller.read(state, self._backoff, before)
-
-    def room(self, state: State) -> Room:
-        """See `Executor`."""
-        length, last = len(state.tokens), self._last_position
+        length, last = len(state.tokens), self.max_context - 1
         boundary = self.facts.rope_boundary
         if boundary is not None and length <= boundary:
             # A draft must not reach to where positions change their meaning.
@@ -160,43 +160,31 @@ class Local:
         return Room(min(reach, state.end - length - 1, width - 1), reach, width)
 
     def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
-        """See `Executor`."""
-        if not self._has_read:
-            # Nothing is fed: `verify` says so, where all ranks hear of it.
-            step, output = layout.NOTHING, None
-        else:
+        """Start a step, and what the sampler reads out of it."""
+        if self._has_read:
             start = self.cache.length
-            step = layout.build(state.tokens[start:], start, draft)
-            read = partial(
-                sampler.read, layout=step, nodes=len(draft.tree), successors=draft.successors
-            )
-            output = attempt(self.runner.start, step, read)
-        self._step = Started(draft, step, output)
-        return Fed(draft, len(step.tokens))
+            self._layout = step = layout.build(state.tokens[start:], start, draft)
+            read = partial(sampler.read, layout=step, draft=draft)
+            self._result = attempt(self.runner.start, step, read)
+        else:
+            # Nothing is fed: `verify` says so, where all ranks hear of it.
+            self._layout, self._result = NOTHING, None
+        return Fed(draft, len(self._layout.tokens))
 
     def verify(self) -> StepResult | NoRoom:
-        """See `Executor`."""
-        found = self.walk()
-        return self.narrow(found) if isinstance(found, OutOfMemory) else found
+        """Wait for the step, and walk down its tree as far as the model agrees."""
+        found = self._found()
+        return self._narrow(found) if isinstance(found, OutOfMemory) else found
 
-    def walk(self) -> StepResult | OutOfMemory:
+    def _found(self) -> StepResult | OutOfMemory:
         """What is found in the step, or that memory did not suffice for it."""
-        assert self._step is not None
-        step, found = self._step.layout, None
-        if self._step.output is not None:
-            found = attempt(self._walk, self._step.output, self._step.draft)
-        if found is None and not self._backoff.retries:
+        found = None if self._result is None else attempt(self._result)
+        if found is None and not self.retries:
             raise NoMemoryError
-        return found or OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)
+        pending = self._layout.pending
+        return found or OutOfMemory(pending, len(self._layout.tokens) - pending + 1)
 
-    def _walk(self, wait: Callable[[], StepOutput], draft: Draft) -> StepResult:
-        output = wait()
-        nodes, tokens = draft.tree.walk(output.choose)
-        if output.add_logprobs is not None:
-            tokens = output.add_logprobs(tokens, nodes)
-        return StepResult(nodes, tokens, output.best, output.successors)
-
-    def narrow(self, short: OutOfMemory) -> NoRoom:
+    def _narrow(self, short: OutOfMemory) -> NoRoom:
         """Let the next step be smaller than one that memory did not suffice for."""
         before = self._backoff.width
         if not self._backoff.shrink(short.pending, short.width):
@@ -205,17 +193,19 @@ class Local:
         return NoRoom(after if after < before else None)
 
     def commit(self, nodes: Sequence[int]) -> None:
-        """See `Executor`.  What was not computed here is fed again, as pending tokens."""
-        assert self._step is not None
-        pending = self._step.layout.pending
+        """Keep the keys of accepted nodes, in the order of the text, beside the pending tokens'.
+
+        What was not computed here is fed again, as pending tokens.
+        """
+        pending = self._layout.pending
         kept = [*range(pending), *[pending + node for node in nodes]]
         if attempt(self.cache.keep, kept) is None:
             # To gather accepted tokens takes a copy.  Pending ones stand where they belong.
             self.cache.keep(range(pending))
 
     def end(self) -> None:
-        """See `Executor`."""
+        """The text is complete."""
 
     def leave(self, why: BaseException) -> None:
-        """See `Executor`."""
+        """The text is given up; raises `DeviceLostError` where that is because of a fault."""
         check_device(self.runner.device, why)

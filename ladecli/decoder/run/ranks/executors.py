@@ -1,4 +1,4 @@
-"""Several ranks decode one text together: executors around the one of each process.
+"""Several ranks decode one text together.
 
 The ranks run the same loop over the same text.  Each partitions the same draft in the same way and
 computes its share; after one exchange of messages all know the result of the whole step.
@@ -7,15 +7,14 @@ computes its share; after one exchange of messages all know the result of the wh
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, DecoderError, RankError
-from ...events import PromptRead
 from ...sampling import Sampler
 from ...strategy import Draft, Room, State, StepResult
-from ..executor import Fed, Local, NoRoom, OutOfMemory, Stopped
+from ..executor import Executor, Fed, NoRoom, OutOfMemory, Stopped
 from .partition import Share, partition
 
 if TYPE_CHECKING:
@@ -30,14 +29,14 @@ class Left:
     """None where its caller closed it."""
 
 
-class Ranks:
-    """What executors of several ranks have in common; see `executor.Executor`.
+class Ranks(Executor):
+    """What executors of several ranks have in common.
 
     From `begin` to `end` every rank sends one message wherever the others do, so that a rank that
     gives up can send that in place of whatever they wait for.
 
     Args:
-        local: of this process.
+        local: of this process; its cache is shared.
         transport: how ranks exchange messages.
 
     Attributes:
@@ -48,62 +47,38 @@ class Ranks:
         ConfigError: the model verifies one continuation at a time.
     """
 
-    retries = True  # whether a forward that memory does not suffice for is tried again smaller
-
-    def __init__(self, local: Local, transport: DistributedTransport) -> None:
+    def __init__(self, local: Executor, transport: DistributedTransport) -> None:
+        super().__init__(local.runner, local.facts, local.max_context, local.chunk)
         if local.runner.model.drafts != "trees":
             raise ConfigError(
                 f"models of the family {local.facts.family!r} verify one continuation at a time,"
                 " which ranks cannot share; leave --parallel out"
             )
-        self.size, self.cache = transport.size, local.cache
+        self.size = transport.size
         self.begun = 0
-        self._local = local
         self._transport = transport
         self._awaited = False
         self._draft = Draft()
 
-    @property
-    def overlaps(self) -> bool:
-        """See `Executor`."""
-        return self._local.overlaps
-
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """See `Executor`; the text and the fingerprint must be equal on all ranks."""
-        self._local.begin(state, fingerprint, retries=self.retries)
+        super().begin(state, fingerprint)
         self._awaited = True
         self.begun += 1
         problem = "was given another prompt or other settings than rank 0"
         self.cache.truncate(min(self._exchange(self.cache.length, fingerprint, problem)))
 
-    def prefill(self, state: State) -> Generator[PromptRead]:
-        """See `Executor`."""
-        yield from self._local.prefill(state, self._sync)
-
-    def room(self, state: State) -> Room:
-        """See `Executor`."""
-        return self._local.room(state)
-
-    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
-        """See `Executor`."""
-        self._draft = draft
-        return self._local.start(state, draft, sampler)
-
     def verify(self) -> StepResult | NoRoom:
         """See `Executor`: what all ranks found, or that memory ran out on one of them."""
-        mine = self._local.walk()
+        mine = self._found()
         draft = self._draft
         tree, window = draft.tree, draft.window.tokens if draft.window else []
         tried = [draft.successors, tree.tokens, tree.parents, window]
         results = self._exchange(mine, tried, "drafted other tokens than rank 0")
         for result in results:
             if isinstance(result, OutOfMemory):
-                return self._local.narrow(result)
+                return self._narrow(result)
         return self._merged(results)
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        """See `Executor`."""
-        self._local.commit(nodes)
 
     def end(self) -> None:
         """See `Executor`: none waits for a message."""
@@ -119,7 +94,7 @@ class Ranks:
             elif not isinstance(why, DecoderError):
                 reason = f"{type(why).__name__}: {why}"
             self._transport.gather((0, Left(reason)))
-        self._local.leave(why)
+        super().leave(why)
 
     def _sync(self) -> None:
         """Wait for all ranks."""
@@ -166,7 +141,7 @@ class LookaheadParallel(Ranks):
     tokens feeds the tokens again at the head of its next step.
     """
 
-    def __init__(self, local: Local, transport: DistributedTransport) -> None:
+    def __init__(self, local: Executor, transport: DistributedTransport) -> None:
         super().__init__(local, transport)
         self._rank = transport.rank
         self._shares: list[Share] = []
@@ -184,14 +159,14 @@ class LookaheadParallel(Ranks):
     def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`: the share of this rank, and the draft as far as all have room for it."""
         self._draft, self._shares = partition(draft, self._missing)
-        fed = self._local.start(state, self._shares[self._rank].draft, sampler)
+        fed = super().start(state, self._shares[self._rank].draft, sampler)
         return Fed(self._draft, fed.width)
 
     def commit(self, nodes: Sequence[int]) -> None:
         """See `Executor`: this rank holds the nodes up to the first that is not in its share."""
         held = [share.held(nodes) for share in self._shares]
         self._missing = tuple([len(nodes) - len(each) for each in held])
-        self._local.commit(held[self._rank])
+        super().commit(held[self._rank])
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
         columns, outputs = 1 + len(self._draft.tree), range(self._draft.outputs)
@@ -224,7 +199,7 @@ class TensorParallel(Ranks):
 
     retries = False
 
-    def __init__(self, local: Local, transport: DistributedTransport) -> None:
+    def __init__(self, local: Executor, transport: DistributedTransport) -> None:
         if local.overlaps:
             raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
         super().__init__(local, transport)
@@ -233,6 +208,7 @@ class TensorParallel(Ranks):
     def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`: the whole draft, which all ranks compute together."""
         self._sync()
+        self._draft = draft
         return super().start(state, draft, sampler)
 
     def leave(self, why: BaseException) -> None:
