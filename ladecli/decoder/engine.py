@@ -38,18 +38,16 @@ class Generation:
         self.strategy.begin(self.state)
 
     def events(self) -> Generator[Event]:
-        """Decode to the end."""
+        """Decode to the end: each step is yielded before the next one begins."""
         yield Started(self.executor.cache.length, len(self.state.tokens))
-        yield from self._overlapped() if self.executor.overlaps else self._one_by_one()
-        self.executor.end()  # also where the text ended without a token
-        assert self.reason is not None
-        yield Finished(self.reason)
-
-    def _one_by_one(self) -> Iterator[Event]:
-        """The loop: each step is yielded before the next one begins."""
+        if self.executor.overlaps:
+            yield from self._overlapped()
         while self.reason is None:
             yield from self.executor.prefill(self.state)
             yield from self._finish(*self._start())
+        self.executor.end()  # also where the text ended without a token
+        assert self.reason is not None
+        yield Finished(self.reason)
 
     def _overlapped(self) -> Iterator[Event]:
         """The loop where steps run on by themselves: each is yielded while the next one runs."""

@@ -1,14 +1,13 @@
-"""What goes wrong on a device: memory runs out, and what to try next; the device is lost."""
+"""What goes wrong on a device: memory runs out, or the device is lost."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
 
-from .errors import DeviceLostError, NoMemoryError
+from .errors import DeviceLostError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,49 +38,6 @@ def attempt(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None
     # Only after the block above are the error and the frames that held tensors gone.
     torch.cuda.empty_cache()  # does nothing where CUDA is not in use
     return None
-
-
-class Backoff:
-    """How many tokens one forward may feed, as far as one generation has found out.
-
-    Every generation starts with a new one: to keep the limits would slow a whole session down
-    for one bad moment.
-
-    Args:
-        chunk: pending tokens of one forward where memory suffices.
-        retries: whether smaller forwards may be tried at all.
-
-    Attributes:
-        chunk: the most pending tokens, such as those of the prompt.
-        width: the most tokens of a step, pending ones other than the current left out.
-        retries: as given.
-    """
-
-    def __init__(self, chunk: int, *, retries: bool = True) -> None:
-        self.chunk = chunk
-        self.width = sys.maxsize
-        self.retries = retries
-
-    def shrink(self, pending: int, width: int = 1) -> bool:
-        """Halve the larger part of a forward that memory did not suffice for.
-
-        Args:
-            pending: its pending tokens, the current one included if it was a step.
-            width: its other tokens and one more; 1 for a chunk of the prompt.
-
-        Returns:
-            Whether anything smaller is left to try.
-
-        Raises:
-            NoMemoryError: smaller forwards may not be tried.
-        """
-        if not self.retries:
-            raise NoMemoryError
-        if pending > width:
-            self.chunk = pending // 2
-        elif width > 1:
-            self.width = width // 2
-        return max(pending, width) > 1
 
 
 def check_device(device: torch.device, error: BaseException) -> None:

@@ -8,9 +8,8 @@ right is taken; where none is, the model decodes as it is, with a cache of its o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -22,9 +21,7 @@ from .decoder import Decoder
 from .errors import UnsupportedModelError
 from .faults import reason_of
 from .kv_cache import KVCache
-from .layout import words_for
-from .model.attention import CapturedMask, DeviceMask, triton_available
-from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
+from .model.attention.triton import compile_attention, triton_available
 from .model.families import ModelFacts, model_facts
 from .model.form_races import Races
 from .model.forward import Forward
@@ -278,46 +275,6 @@ def _failure(way: Way, trial: Trial, wanted: Wanted) -> str | None:
         if slides and window not in way.forward.sliding_windows:
             why = f"never asked for its sliding window of {window}"
     return why and f"a trial step {why}"
-
-
-@torch.inference_mode()
-def compile_attention(
-    model: Transformer, widths: Sequence[int], slots: int, workers: int | None = None
-) -> None:
-    """Compile Triton attention for all widths of steps at once, in threads.
-
-    Args:
-        model: on a GPU that Triton knows.
-        widths: tokens of the steps.
-        slots: of the cache.
-        workers: threads; None for as many as there are cores.
-
-    Raises:
-        Exception: whatever Triton raises.
-    """
-    layer, device = model.layers[0], model.device
-    size, groups = layer.head_size, layer.heads // layer.kv_heads
-    # As many slots as the cache has, all in the place of one.
-    key = torch.ones((1, layer.kv_heads, 1, size), dtype=model.dtype, device=device)
-    keys = key.expand(-1, -1, slots, -1)
-    # By what is compiled for it, one of the widths.
-    launches = {}
-    for width in widths:
-        cut = plan(width, groups, layer.kv_heads, size, slots, key.element_size(), gpu_of(device))
-        launches[replace(cut, splits=power_of_two(cut.splits))] = width
-    calls = []
-    for width in launches.values():
-        query = key.new_ones((1, width, layer.heads, size)).transpose(1, 2)
-        sizes = (1, width, (width, words_for(width)))
-        numbers = [torch.ones(each, dtype=torch.int32, device=device) for each in sizes]
-        mask = CapturedMask(DeviceMask(*numbers), slots)
-        calls += [
-            partial(triton_attention, query, keys, keys, mask, rules)
-            for rules in {each.attends for each in model.layers}
-        ]
-    with ThreadPoolExecutor(workers) as pool:
-        for done in [pool.submit(call) for call in calls]:
-            done.result()
 
 
 def _triton_ops() -> TorchOps:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from operator import index
 
 from .errors import ConfigError
 
@@ -37,14 +36,6 @@ class StepCost:
     """For each of `contexts`, the cost at each of `widths`; 1 at width 1, never falling."""
 
     def __post_init__(self) -> None:
-        # TOML and JSON have lists; frozen fields are set by hand.
-        try:
-            widths, contexts = (tuple(map(index, each)) for each in (self.widths, self.contexts))
-            costs = tuple(tuple(map(float, row)) for row in self.costs)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"step_cost must hold lists of numbers: {error}") from error
-        for name, value in (("widths", widths), ("contexts", contexts), ("costs", costs)):
-            object.__setattr__(self, name, value)
         if not self.widths or self.widths[0] != 1 or not _ascending(self.widths):
             raise ConfigError(f"step_cost: widths must ascend from 1, not {self.widths}")
         if not self.contexts or self.contexts[0] < 0 or not _ascending(self.contexts):

@@ -45,20 +45,12 @@ class Room:
     width: int = sys.maxsize
     """The most tokens of a step that fit in memory, padding included and pending ones other than
     the current left out; with several ranks, of a single rank's step."""
-    missing: Sequence[int] = (0,)
-    """By rank, the committed tokens that count against the width because they are fed again.  Those
-    that end a prompt do not: they cost no draft its place."""
+    loads: Sequence[int] = (1,)
+    """By rank, the tokens that it feeds in any case: the current one, and committed ones that count
+    against the width because they are fed again.  Those that end a prompt do not: they cost no
+    draft its place."""
     branches: bool = True
     """Whether a tree may have more than one path."""
-
-    @property
-    def loads(self) -> list[int]:
-        """By rank, the tokens that it feeds in any case: those again, and the current one."""
-        return [1 + count for count in self.missing]
-
-    def places(self, limit: int) -> int:
-        """The tokens of drafts that there is room for where no rank feeds more than a limit."""
-        return sum([limit - load for load in self.loads if load < limit])
 
 
 @dataclass(frozen=True, slots=True)

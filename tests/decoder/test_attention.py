@@ -13,14 +13,9 @@ from torch import Tensor
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import StepLayout, build, build_chunk
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention import (
-    BACKENDS,
-    CapturedMask,
-    Rules,
-    StepMask,
-    choose_backend,
-    triton_available,
-)
+from ladecli.decoder.model.attention import BACKENDS, choose_backend
+from ladecli.decoder.model.attention.mask import CapturedMask, Rules, StepMask
+from ladecli.decoder.model.attention.triton import triton_available
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.window import LookaheadWindow
 

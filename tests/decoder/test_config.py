@@ -33,16 +33,13 @@ LOOKAHEAD: dict[str, tuple[Any, ...]] = {
 STEP_COST: list[dict[str, Any]] = [
     {"widths": (2,)},
     {"widths": (1, 3, 3), "costs": ((1.0, 1.0, 1.0),)},
-    {"widths": 1},
     {"contexts": (-1,)},
     {"contexts": (9, 3), "costs": ((1.0,), (1.0,))},
     {"contexts": (0, 9)},
     {"costs": ((2.0,),)},
-    {"costs": [1.0]},
     {"costs": ((1.0, 3.0, 2.0),), "widths": (1, 2, 3)},
     {"costs": ((1.0,), (0.5,)), "contexts": (0, 9)},
     {"costs": ((1.0, math.nan),), "widths": (1, 2)},
-    {"costs": [[1.0, "x"]], "widths": [1, 2]},
     {"costs": ((1.0,),), "widths": (1, 2)},
 ]
 

@@ -16,7 +16,7 @@ from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, Sam
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention import triton_available
+from ladecli.decoder.model.attention.triton import triton_available
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.run.captured import CudaGraphs, Work
 

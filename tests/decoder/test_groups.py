@@ -236,7 +236,7 @@ def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
         assert isinstance(found, StepResult)
         executor.commit(found.nodes)
         assert executor.cache.length == 5 + (2 if rank == 0 else 1)
-        assert executor.room(state).missing == (0, 1), "rank 1 lacks the branch"
+        assert executor.room(state).loads == (1, 2), "rank 1 lacks the branch"
         return found
 
     for found in simulate(2, one):

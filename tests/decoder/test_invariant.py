@@ -15,7 +15,8 @@ from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.layout import build
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention import BACKENDS, Rules, StepMask
+from ladecli.decoder.model.attention import BACKENDS
+from ladecli.decoder.model.attention.mask import Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
 

@@ -42,18 +42,18 @@ def drafts(draw: st.DrawFn) -> tuple[Draft, list[int]]:
     window = None
     if draw(st.booleans()):
         window = block_of(draw(st.integers(1, 9)), draw(st.integers(2, 6)), draw(st.booleans()))
-    missing = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+    loads = draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
     limit = draw(st.integers(1, 60))
     widths = draw(st.sampled_from([(), (1, 4, 9, 16, 30, 60)]))
-    return Draft(tree_of(parents), window, limit=limit, successors=2, widths=widths), missing
+    return Draft(tree_of(parents), window, limit=limit, successors=2, widths=widths), loads
 
 
 @given(drafts())
 def test_every_node_is_computed_with_its_ancestors(given: tuple[Draft, list[int]]) -> None:
-    draft, missing = given
-    cut_down, shares = partition(draft, missing)
+    draft, loads = given
+    cut_down, shares = partition(draft, loads)
     whole = cut_down.tree
-    assert len(shares) == len(missing)
+    assert len(shares) == len(loads)
     # What there is no room for was added last.
     assert whole.tokens == draft.tree.tokens[: len(whole)]
     assert whole.parents == draft.tree.parents[: len(whole)]
@@ -73,8 +73,8 @@ def test_every_node_is_computed_with_its_ancestors(given: tuple[Draft, list[int]
 
 @given(drafts())
 def test_every_column_is_computed_with_all_that_it_sees(given: tuple[Draft, list[int]]) -> None:
-    draft, missing = given
-    cut_down, shares = partition(draft, missing)
+    draft, loads = given
+    cut_down, shares = partition(draft, loads)
     whole = cut_down.window
     if whole is None:
         assert all(share.draft.window is None for share in shares)
@@ -99,9 +99,9 @@ def seen_by(block: WindowBlock, cell: int) -> list[tuple[int, int]]:
 
 @given(drafts())
 def test_no_rank_exceeds_the_limit(given: tuple[Draft, list[int]]) -> None:
-    draft, missing = given
-    for share, again in zip(partition(draft, missing)[1], missing, strict=True):
-        width = fed(share) + again
+    draft, loads = given
+    for share, load in zip(partition(draft, loads)[1], loads, strict=True):
+        width = fed(share) - 1 + load
         assert fed(share) == 1 or width <= draft.limit
         assert width <= share.draft.width
         if draft.widths and width <= draft.widths[-1]:
@@ -128,13 +128,13 @@ def test_the_widest_share_is_as_narrow_as_stretches_of_branches_allow(parents: t
     for first, second in combinations_with_replacement(range(len(paths) + 1), 2):
         parts = paths[:first], paths[first:second], paths[second:]
         best = min(best, max(1 + len({n for path in part for n in path}) for part in parts))
-    assert max(map(fed, partition(Draft(tree), [0, 0, 0])[1])) == best
+    assert max(map(fed, partition(Draft(tree), [1, 1, 1])[1])) == best
 
 
 def test_a_window_that_does_not_fit_leaves_its_room_to_candidates() -> None:
     window = block_of(9, 5)
-    cut_down, _ = partition(Draft(tree_of([ROOT] * 20), window, limit=11), [0, 0])
+    cut_down, _ = partition(Draft(tree_of([ROOT] * 20), window, limit=11), [1, 1])
     assert cut_down.window is None
     assert len(cut_down.tree) == 20
     # Three ranks have room for it.
-    assert partition(Draft(tree_of([]), window, limit=24), [0, 0, 0])[0].window is window
+    assert partition(Draft(tree_of([]), window, limit=24), [1, 1, 1])[0].window is window

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder.config import STRATEGIES, LookaheadConfig
-from ladecli.decoder.drafting import budget
-from ladecli.decoder.drafting.budget import SpeculationBudget
-from ladecli.decoder.drafting.store import DraftStore
+from ladecli.decoder.drafting.store import (
+    INITIAL_BALANCE,
+    LOSS_PER_TOKEN,
+    MAX_DEFICIT,
+    DraftStore,
+    SpeculationBudget,
+)
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
@@ -122,7 +126,7 @@ def test_ranks_share_the_places_of_a_step() -> None:
     strategy, text = make_strategy("lookahead", config), text_of(200)
     state = State(text, len(text))
     strategy.begin(state)
-    draft = strategy.propose(state, Room(99, 99, missing=(0, 3)))
+    draft = strategy.propose(state, Room(99, 99, loads=(1, 4)))
     assert draft.window is not None
     # Two tokens in any case, and three that the second rank must feed again.
     assert len(draft.tree) + len(draft.window.tokens) == 2 * 24 - 2 - 3
@@ -162,5 +166,5 @@ def test_drafts_lose_no_more_than_the_budget(steps: list[tuple[int, float]]) -> 
         assert fair.may_explore
         written += tokens
         lost, worst = lost + cost - tokens, max(worst, cost - tokens)
-        allowed = budget.INITIAL_BALANCE + budget.MAX_DEFICIT + budget.LOSS_PER_TOKEN * written
+        allowed = INITIAL_BALANCE + MAX_DEFICIT + LOSS_PER_TOKEN * written
         assert lost <= allowed + worst + 1e-9

@@ -17,9 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.load import compile_attention
-from ladecli.decoder.model.attention import triton_available
-from ladecli.decoder.model.attention.triton import gpu_of, plan
+from ladecli.decoder.model.attention.triton import compile_attention, gpu_of, plan, triton_available
 from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Norm, Transformer

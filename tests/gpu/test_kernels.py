@@ -14,15 +14,9 @@ from torch import Tensor
 
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.load import compile_attention
-from ladecli.decoder.model.attention import (
-    BACKENDS,
-    CapturedMask,
-    DeviceMask,
-    Rules,
-    StepMask,
-    choose_backend,
-)
+from ladecli.decoder.model.attention import BACKENDS, choose_backend
+from ladecli.decoder.model.attention.mask import CapturedMask, DeviceMask, Rules, StepMask
+from ladecli.decoder.model.attention.triton import compile_attention
 from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.transformer import Norm, Rotary, Transformer
 

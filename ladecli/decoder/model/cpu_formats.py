@@ -10,6 +10,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
@@ -190,6 +191,21 @@ FORMS: dict[str, Callable[[Tensor], Form]] = {
 }
 ALIKE: dict[str, Callable[[Tensor], Form]] = {"packed": AlikePacked, "halves": AlikeHalves}
 """Those that there are with rows that do not depend on one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLinear:
+    """On a CPU: one matrix in the forms that are fastest for single rows and for more."""
+
+    one: Form
+    more: Form
+    bias: Tensor | None
+    alike: bool
+    """Whether a row of the product does not depend on the others, bit for bit."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+        return (self.more if x.shape[0] > 1 else self.one)(x, self.bias)
 
 
 def give_back() -> None:

@@ -17,7 +17,8 @@ from transformers import AttentionInterface
 from ..compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
 from ..errors import UnsupportedModelError
 from ..kv_cache import LayerShape
-from .attention import BACKENDS, Backend, Rules, StepMask, choose_backend
+from .attention import BACKENDS, Backend, choose_backend
+from .attention.mask import Rules, StepMask
 from .forward import Drafts, StepCache, StepInputs
 
 NAME = "ladecli"

@@ -20,15 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kv_cache import LayerShape
-from .attention import BACKENDS, Backend, Rules, choose_backend
+from .attention import BACKENDS, Backend, choose_backend
 from .attention.invariant import one_thread
-from .cpu_formats import computed_in, give_back
+from .attention.mask import Rules
+from .cpu_formats import CpuLinear, computed_in, give_back
 from .families import FAMILIES, Family, ModelFacts, activation, is_ours
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
 from .rotary import Rotary, RotaryTables, rotate
-from .weights import CPU_TYPES, CpuLinear, Projection, project
+from .weights import CPU_TYPES, Projection, project
 
 MOST_PACKED = 8
 """Layers whose weights are packed at once, each of which takes room beside its weights."""

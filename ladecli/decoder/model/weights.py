@@ -8,14 +8,13 @@ is held twice; where a CPU needs another form alone, they are without weights un
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import ALIKE, FORMS, SMALL, Form, alike_forms, forms_of, possible
+from .cpu_formats import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, forms_of, possible
 from .form_races import Races
 from .int8 import Int8Linear, Int8Product
 
@@ -115,21 +114,6 @@ class JoinedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         return F.linear(x, self._weight, self._bias)
-
-
-@dataclass(frozen=True, slots=True)
-class CpuLinear:
-    """On a CPU: one matrix in the forms that are fastest for single rows and for more."""
-
-    one: Form
-    more: Form
-    bias: Tensor | None
-    alike: bool
-    """Whether a row of the product does not depend on the others, bit for bit."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
-        return (self.more if x.shape[0] > 1 else self.one)(x, self.bias)
 
 
 def join_plain(

@@ -29,7 +29,8 @@ from ..config import CAPTURED_WIDTHS, PREFILL_CHUNK, captured_width
 from ..faults import check_device, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, Target
 from ..layout import StepLayout, packed, words_for
-from ..model.attention import READS_LENGTH, CapturedMask, DeviceMask
+from ..model.attention import READS_LENGTH
+from ..model.attention.mask import CapturedMask, DeviceMask
 from ..model.families import ModelFacts
 from ..model.forward import Forward, StepInputs
 from ..quiet import quiet

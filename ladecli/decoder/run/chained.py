@@ -32,12 +32,12 @@ class Chained(Executor):
         """See `Executor`."""
         super().begin(state, fingerprint)
         if self.runner.model.drafts == "none":
-            self._backoff.width = 1
+            self._widest = 1
 
     def room(self, state: State) -> Room:
         """See `Executor`: only a chain can be verified."""
-        missing = len(state.tokens) - 1 - self.cache.length
-        return replace(super().room(state), missing=(missing,), branches=False)
+        load = len(state.tokens) - self.cache.length
+        return replace(super().room(state), loads=(load,), branches=False)
 
     def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`."""

@@ -7,6 +7,7 @@ of `ranks` share each step with other processes.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from .. import layout
 from ..errors import NoMemoryError
 from ..events import FinishReason, PromptRead
-from ..faults import Backoff, attempt, check_device
+from ..faults import attempt, check_device
 from ..layout import NOTHING
 from ..model.families import ModelFacts
 from ..sampling import Sampler
@@ -72,7 +73,9 @@ class Executor:
     def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
         self.runner, self.cache = runner, runner.cache
         self.facts, self.max_context, self.chunk = facts, max_context, chunk
-        self._backoff = Backoff(chunk)
+        # The most pending tokens of a forward, such as those of the prompt, and the widest step,
+        # those left out: as far as this text has found out what memory suffices for.
+        self._most_pending, self._widest = chunk, sys.maxsize
         self._has_read = True
         # The step under way; no result where memory did not suffice to start it.
         self._layout = NOTHING
@@ -90,7 +93,8 @@ class Executor:
             state: the prompt.
             fingerprint: equal in all processes that decode the text.
         """
-        self._backoff = Backoff(self.chunk, retries=self.retries)
+        # Anew for every text: one bad moment would slow a whole session down.
+        self._most_pending, self._widest = self.chunk, sys.maxsize
         self._invalidate_on_rope_change(len(state.tokens))
 
     def prefill(self, state: State) -> Generator[PromptRead]:
@@ -107,7 +111,7 @@ class Executor:
         all ranks lack the same tokens, and wait for one another before every chunk, so that any
         of them can end it.
         """
-        total, most, cache, backoff = len(state.tokens), self.chunk, self.cache, self._backoff
+        total, most, cache = len(state.tokens), self.chunk, self.cache
         alike = self._invalidate_on_rope_change(total) or total == state.prompt_length
         # Where ranks meet: the starts of the chunks that each has while memory suffices.  One with
         # smaller chunks meets the others at these only; so does one that gives up, or they would
@@ -116,15 +120,15 @@ class Executor:
         # A token that no other one sees makes the model use long frequencies for short positions.
         anchor = total - 1 if cache.long_keys else None
         began = time.perf_counter()
-        while total - cache.length > backoff.chunk:
+        while total - cache.length > self._most_pending:
             start = cache.length
             if starts and start == starts[0]:
                 self._sync()
                 starts.popleft()
-            end = min(start + backoff.chunk, starts[0] if starts else total)
+            end = min(start + self._most_pending, starts[0] if starts else total)
             chunk = layout.build_chunk(state.tokens[start:end], start, anchor)
             if attempt(self.runner.run, chunk) is None:
-                if not backoff.shrink(end - start):
+                if not self._shrink(end - start):
                     for _ in starts:
                         self._sync()
                     return False
@@ -155,7 +159,7 @@ class Executor:
         if boundary is not None and length <= boundary:
             # A draft must not reach to where positions change their meaning.
             last = min(last, boundary - 1)
-        reach, width = last - (length - 1), self._backoff.width
+        reach, width = last - (length - 1), self._widest
         # A path of more tokens than a step may have would be wider, too.
         return Room(min(reach, state.end - length - 1, width - 1), reach, width)
 
@@ -186,11 +190,31 @@ class Executor:
 
     def _narrow(self, short: OutOfMemory) -> NoRoom:
         """Let the next step be smaller than one that memory did not suffice for."""
-        before = self._backoff.width
-        if not self._backoff.shrink(short.pending, short.width):
+        before = self._widest
+        if not self._shrink(short.pending, short.width):
             return NoRoom(reason="memory")
-        after = self._backoff.width
-        return NoRoom(after if after < before else None)
+        return NoRoom(self._widest if self._widest < before else None)
+
+    def _shrink(self, pending: int, width: int = 1) -> bool:
+        """Halve the larger part of a forward that memory did not suffice for.
+
+        Args:
+            pending: its pending tokens, the current one included if it was a step.
+            width: its other tokens and one more; 1 for a chunk of the prompt.
+
+        Returns:
+            Whether anything smaller is left to try.
+
+        Raises:
+            NoMemoryError: smaller forwards may not be tried.
+        """
+        if not self.retries:
+            raise NoMemoryError
+        if pending > width:
+            self._most_pending = pending // 2
+        elif width > 1:
+            self._widest = width // 2
+        return max(pending, width) > 1
 
     def commit(self, nodes: Sequence[int]) -> None:
         """Keep the keys of accepted nodes, in the order of the text, beside the pending tokens'.

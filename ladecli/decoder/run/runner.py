@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..faults import check_device, is_out_of_memory, reason_of
 from ..kv_cache import KVCache
 from ..layout import StepLayout
-from ..model.attention import StepMask
+from ..model.attention.mask import StepMask
 from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
 from ..transfer import to_device

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..config import LookaheadConfig
 from ..drafting.ngram_model import MAX_CHILDREN, MAX_SUCCESSORS, SAMPLED_SUCCESSORS, Ranked
-from ..drafting.sources.source import Observation
+from ..drafting.sources import Observation
 from ..drafting.store import DraftStore
 from ..drafting.tree_search import EXPLORATION, TreeSearch
 from ..noise import GumbelNoise
@@ -53,9 +53,9 @@ class Lookahead(Strategy):
 
     def propose(self, state: State, room: Room) -> Draft:
         """The window where it fits, and the most probable prefixes after the text."""
-        config, store, widths = self._config, self._store, self._config.widths
+        config, store, loads = self._config, self._store, room.loads
         limit = config.limit_within(room.width)
-        loads, places = room.loads, room.places(limit)
+        places = sum([limit - load for load in loads if load < limit])
         # The window comes at its full width or not at all, and only beside candidates.
         window: WindowBlock | None = None
         if self._window is not None and room.branches and store.budget.may_run_window:
@@ -66,7 +66,7 @@ class Lookahead(Strategy):
         base = sum(loads) + cells
         # The tree takes as many of the other places as pay.
         self._curve = curve = config.step_cost.curve(
-            len(state.tokens), base, places - cells, widths, len(loads), max(loads)
+            len(state.tokens), base, places - cells, config.widths, len(loads), max(loads)
         )
         span = store.context.repeated_span() if "context" in config.sources else None
         search = TreeSearch(store.model, state.tokens, span, self._noise)
@@ -85,7 +85,8 @@ class Lookahead(Strategy):
             self._plain_steps += 1
             if self._plain_steps % PLAIN_STEPS_PER_LOOK:
                 successors = 0
-        return Draft(tree, window, fitting(base + len(tree), widths), successors, limit, widths)
+        width = fitting(base + len(tree), config.widths)
+        return Draft(tree, window, width, successors, limit, config.widths)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
         """Move the window on, and learn from the step."""

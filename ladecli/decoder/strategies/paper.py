@@ -43,7 +43,7 @@ class PaperLookahead(Strategy):
         """The lookahead branch if it fits, and the verification branch as far as it fits."""
         config, current = self._config, state.tokens[-1]
         limit = config.limit_within(room.width)
-        loads, places = room.loads, room.places(limit)
+        places = sum([limit - load for load in room.loads if load < limit])
         # The lookahead branch: all cells of the window but the first, which is the current token.
         window = self._window.block(current)
         fits = room.branches and self._window.max_offset <= room.reach
@@ -55,7 +55,7 @@ class PaperLookahead(Strategy):
         depth = min(room.depth, config.ngram - 1)
         for guess in islice(self._pool.candidates(current), config.guesses):
             tree.add(guess[:depth], "trajectory", places - cells)
-        width = fitting(sum(loads) + cells + len(tree), config.widths)
+        width = fitting(sum(room.loads) + cells + len(tree), config.widths)
         return Draft(tree, window if fits else None, width, limit=limit, widths=config.widths)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:

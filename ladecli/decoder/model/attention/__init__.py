@@ -15,20 +15,8 @@ from ...errors import ConfigError
 from .dense import reference_attention, sdpa_attention
 from .flash import flash_attention
 from .invariant import invariant_attention
-from .mask import CapturedMask, DeviceMask, Rules, StepMask
+from .mask import Rules, StepMask
 from .triton import triton_attention, triton_available
-
-__all__ = [
-    "BACKENDS",
-    "READS_LENGTH",
-    "Backend",
-    "CapturedMask",
-    "DeviceMask",
-    "Rules",
-    "StepMask",
-    "choose_backend",
-    "triton_available",
-]
 
 Backend = Callable[[Tensor, Tensor, Tensor, StepMask, Rules], Tensor]
 """(query [1, H, T, D], key and value [1, K, S, D], mask, rules) -> [1, H, T, D]; see

@@ -7,8 +7,10 @@ while text is decoded, and a step is cut alike every time, as a captured graph d
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...layout import WORD
-from .mask import Rules, StepMask
+from ...layout import WORD, words_for
+from .mask import CapturedMask, DeviceMask, Rules, StepMask
 
 _MOST_SPLITS = 128
 """More would not fit into the registers of the program that joins them."""
@@ -105,6 +107,46 @@ def triton_attention(
         if launch.splits > 1:
             _join(launch, part, lse, out)
     return out
+
+
+@torch.inference_mode()
+def compile_attention(
+    model: Any, widths: Sequence[int], slots: int, workers: int | None = None
+) -> None:
+    """Compile Triton attention for all widths of steps at once, in threads.
+
+    Args:
+        model: our own `transformer.Transformer`, on a GPU that Triton knows.
+        widths: tokens of the steps.
+        slots: of the cache.
+        workers: threads; None for as many as there are cores.
+
+    Raises:
+        Exception: whatever Triton raises.
+    """
+    layer, device = model.layers[0], model.device
+    size, groups = layer.head_size, layer.heads // layer.kv_heads
+    # As many slots as the cache has, all in the place of one.
+    key = torch.ones((1, layer.kv_heads, 1, size), dtype=model.dtype, device=device)
+    keys = key.expand(-1, -1, slots, -1)
+    # By what is compiled for it, one of the widths.
+    launches = {}
+    for width in widths:
+        cut = plan(width, groups, layer.kv_heads, size, slots, key.element_size(), gpu_of(device))
+        launches[replace(cut, splits=power_of_two(cut.splits))] = width
+    calls = []
+    for width in launches.values():
+        query = key.new_ones((1, width, layer.heads, size)).transpose(1, 2)
+        sizes = (1, width, (width, words_for(width)))
+        numbers = [torch.ones(each, dtype=torch.int32, device=device) for each in sizes]
+        mask = CapturedMask(DeviceMask(*numbers), slots)
+        calls += [
+            partial(triton_attention, query, keys, keys, mask, rules)
+            for rules in {each.attends for each in model.layers}
+        ]
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
 
 
 def _attend(

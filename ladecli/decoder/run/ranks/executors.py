@@ -145,27 +145,27 @@ class LookaheadParallel(Ranks):
         super().__init__(local, transport)
         self._rank = transport.rank
         self._shares: list[Share] = []
-        self._missing = (0,) * self.size
+        self._loads = (1,) * self.size
 
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """See `Executor`."""
-        self._missing = (0,) * self.size
+        self._loads = (1,) * self.size
         super().begin(state, fingerprint)
 
     def room(self, state: State) -> Room:
         """See `Executor`."""
-        return replace(super().room(state), missing=self._missing)
+        return replace(super().room(state), loads=self._loads)
 
     def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`: the share of this rank, and the draft as far as all have room for it."""
-        self._draft, self._shares = partition(draft, self._missing)
+        self._draft, self._shares = partition(draft, self._loads)
         fed = super().start(state, self._shares[self._rank].draft, sampler)
         return Fed(self._draft, fed.width)
 
     def commit(self, nodes: Sequence[int]) -> None:
         """See `Executor`: this rank holds the nodes up to the first that is not in its share."""
         held = [share.held(nodes) for share in self._shares]
-        self._missing = tuple([len(nodes) - len(each) for each in held])
+        self._loads = tuple([1 + len(nodes) - len(each) for each in held])
         super().commit(held[self._rank])
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:

@@ -33,7 +33,7 @@ class Share:
         return [*map(self.nodes.index, takewhile(self.nodes.__contains__, path))]
 
 
-def partition(draft: Draft, missing: Sequence[int]) -> tuple[Draft, list[Share]]:
+def partition(draft: Draft, loads: Sequence[int]) -> tuple[Draft, list[Share]]:
     """Divide a draft over ranks.
 
     Where the ranks have no room for all of it, the window goes if it does not fit, and then the
@@ -41,12 +41,11 @@ def partition(draft: Draft, missing: Sequence[int]) -> tuple[Draft, list[Share]]
 
     Args:
         draft: `limit` is the most tokens that one rank feeds.
-        missing: for each rank, the committed tokens before the current one that it feeds again.
+        loads: for each rank, the tokens that it feeds in any case.
 
     Returns:
         The draft, cut down to what the ranks have room for, and each rank's share.
     """
-    loads = [1 + count for count in missing]
     if _column_cuts(draft.window, loads, draft.limit) is None:
         draft = replace(draft, window=None)
     walk = _Walk(draft.tree)
