@@ -160,7 +160,13 @@ class Decoder:
         events = generation.events()
         try:
             with self._lock:
-                mine = self._take_over(generation)
+                # The cache is this generation's, as far as it is of its text; one token at least
+                # is fed.
+                self.cache.truncate(common_prefix(tokens[:-1], self._text))
+                self._text = []
+                self._owner += 1
+                generation.begin()
+                mine = self._owner
             while True:
                 with self._lock:
                     if mine != self._owner:
@@ -185,12 +191,3 @@ class Decoder:
                 if mine == self._owner:
                     self.cache.truncate(len(tokens) - 1)
                     self._text = tokens[: self.cache.length]
-
-    def _take_over(self, generation: Generation) -> int:
-        """Give the cache to a generation, as far as it is of its text; the owner's number."""
-        # One token at least is fed.
-        self.cache.truncate(common_prefix(generation.state.tokens[:-1], self._text))
-        self._text = []
-        self._owner += 1
-        generation.begin()
-        return self._owner

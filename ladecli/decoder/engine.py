@@ -86,8 +86,10 @@ class Generation:
         found = self.executor.verify()
         chosen = _clock()
         if isinstance(found, NoRoom):
-            self.reason = found.reason
-            return [] if found.width is None else [StepNarrowed(found.width, chosen - began)]
+            # It is proposed again, if anything smaller is left to try.
+            left = self.executor.narrow(found)
+            self.reason = None if left else "memory"
+            return [StepNarrowed(left, chosen - began)] if 0 < left < found.width else []
         # 5) Commit: tokens join the text up to one that ends it, the cache keeps their keys.
         # The last one is the next current token: its keys come then.
         count, self.reason = _end_of_text(found.tokens, self.limits, state)

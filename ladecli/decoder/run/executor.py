@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .. import layout
 from ..errors import NoMemoryError
-from ..events import FinishReason, PromptRead
+from ..events import PromptRead
 from ..faults import attempt, check_device
 from ..layout import NOTHING
 from ..model.families import ModelFacts
@@ -37,19 +37,12 @@ class Fed(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """A step came to nothing: memory did not suffice for it.  It is to be proposed again."""
-
-    width: int | None = None
-    """Tokens that steps may have from now on; None for as many as before."""
-    reason: FinishReason | None = None
-    """Why the text ends here; None where something smaller is left to try."""
-
-
-class OutOfMemory(NamedTuple):
-    """Memory ran out in a step of `pending` committed tokens; `width` is its other ones and one."""
+    """A forward came to nothing: memory did not suffice for it."""
 
     pending: int
-    width: int
+    """Its committed tokens, the current one included if it was a step."""
+    width: int = 1
+    """Its other tokens and one more; 1 for a chunk of the prompt."""
 
 
 class Executor:
@@ -98,20 +91,17 @@ class Executor:
         self._invalidate_on_rope_change(len(state.tokens))
 
     def prefill(self, state: State) -> Generator[PromptRead]:
-        """Feed what the cache lacks of the text, but for what the next step can take along."""
-        self._has_read = True
-        if len(state.tokens) - self.cache.length > 1 or self.facts.rope_boundary:
-            self._has_read = yield from self._read(state)
-
-    def _read(self, state: State) -> Generator[PromptRead, None, bool]:
-        """Feed what is pending in chunks; whether memory sufficed.
+        """Feed what the cache lacks of the text in chunks, but for what the next step takes along.
 
         That is the prompt; and the whole text where it grows beyond the boundary at which rotary
         frequencies change, because the cached keys were turned by those of short texts.  Then
         all ranks lack the same tokens, and wait for one another before every chunk, so that any
         of them can end it.
         """
+        self._has_read = True
         total, most, cache = len(state.tokens), self.chunk, self.cache
+        if total - cache.length <= 1 and self.facts.rope_boundary is None:
+            return
         alike = self._invalidate_on_rope_change(total) or total == state.prompt_length
         # Where ranks meet: the starts of the chunks that each has while memory suffices.  One with
         # smaller chunks meets the others at these only; so does one that gives up, or they would
@@ -128,15 +118,15 @@ class Executor:
             end = min(start + self._most_pending, starts[0] if starts else total)
             chunk = layout.build_chunk(state.tokens[start:end], start, anchor)
             if attempt(self.runner.run, chunk) is None:
-                if not self._shrink(end - start):
+                if not self.narrow(NoRoom(end - start)):
                     for _ in starts:
                         self._sync()
-                    return False
+                    self._has_read = False
+                    return
                 continue
             cache.keep(range(chunk.pending))
             yield PromptRead(cache.length, total, time.perf_counter() - began)
             began = time.perf_counter()
-        return True
 
     def _invalidate_on_rope_change(self, total: int) -> bool:
         """Forget keys whose rotary frequencies are not those of texts of `total` tokens; whether
@@ -177,44 +167,28 @@ class Executor:
 
     def verify(self) -> StepResult | NoRoom:
         """Wait for the step, and walk down its tree as far as the model agrees."""
-        found = self._found()
-        return self._narrow(found) if isinstance(found, OutOfMemory) else found
-
-    def _found(self) -> StepResult | OutOfMemory:
-        """What is found in the step, or that memory did not suffice for it."""
         found = None if self._result is None else attempt(self._result)
         if found is None and not self.retries:
             raise NoMemoryError
         pending = self._layout.pending
-        return found or OutOfMemory(pending, len(self._layout.tokens) - pending + 1)
+        return found or NoRoom(pending, len(self._layout.tokens) - pending + 1)
 
-    def _narrow(self, short: OutOfMemory) -> NoRoom:
-        """Let the next step be smaller than one that memory did not suffice for."""
-        before = self._widest
-        if not self._shrink(short.pending, short.width):
-            return NoRoom(reason="memory")
-        return NoRoom(self._widest if self._widest < before else None)
-
-    def _shrink(self, pending: int, width: int = 1) -> bool:
-        """Halve the larger part of a forward that memory did not suffice for.
-
-        Args:
-            pending: its pending tokens, the current one included if it was a step.
-            width: its other tokens and one more; 1 for a chunk of the prompt.
+    def narrow(self, short: NoRoom) -> int:
+        """Let the larger part of a forward be half as large from now on.
 
         Returns:
-            Whether anything smaller is left to try.
+            Tokens that a step may have then, as in `Room`; 0 where nothing smaller is left to try.
 
         Raises:
             NoMemoryError: smaller forwards may not be tried.
         """
         if not self.retries:
             raise NoMemoryError
-        if pending > width:
-            self._most_pending = pending // 2
-        elif width > 1:
-            self._widest = width // 2
-        return max(pending, width) > 1
+        if short.pending > short.width:
+            self._most_pending = short.pending // 2
+        elif short.width > 1:
+            self._widest = short.width // 2
+        return self._widest if max(short) > 1 else 0
 
     def commit(self, nodes: Sequence[int]) -> None:
         """Keep the keys of accepted nodes, in the order of the text, beside the pending tokens'.

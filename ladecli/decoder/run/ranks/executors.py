@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError, DecoderError, RankError
 from ...sampling import Sampler
 from ...strategy import Draft, Room, State, StepResult
-from ..executor import Executor, Fed, NoRoom, OutOfMemory, Stopped
+from ..executor import Executor, Fed, NoRoom, Stopped
 from .partition import Share, partition
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ class Ranks(Executor):
 
     def verify(self) -> StepResult | NoRoom:
         """See `Executor`: what all ranks found, or that memory ran out on one of them."""
-        mine = self._found()
+        mine = super().verify()
         draft = self._draft
         tree, window = draft.tree, draft.window.tokens if draft.window else []
         tried = [draft.successors, tree.tokens, tree.parents, window]
         results = self._exchange(mine, tried, "drafted other tokens than rank 0")
         for result in results:
-            if isinstance(result, OutOfMemory):
-                return self._narrow(result)
+            if isinstance(result, NoRoom):
+                return result
         return self._merged(results)
 
     def end(self) -> None:

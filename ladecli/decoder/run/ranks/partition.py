@@ -52,7 +52,8 @@ def partition(draft: Draft, loads: Sequence[int]) -> tuple[Draft, list[Share]]:
     cuts, left = _cuts(draft.window, walk, loads, draft.limit)
     while left:
         # Half of what is left over: without those nodes, shares repeat fewer ancestors.
-        draft = replace(draft, tree=_first(draft.tree, len(draft.tree) - (left + 1) // 2))
+        first = range(len(draft.tree) - (left + 1) // 2)
+        draft = replace(draft, tree=_part(draft.tree, first))
         walk = _Walk(draft.tree)
         cuts, left = _cuts(draft.window, walk, loads, draft.limit)
 
@@ -145,20 +146,18 @@ def _share(draft: Draft, walk: _Walk, load: int, columns: range, stretch: range)
         nodes.add(node)
         node = tree.parents[node]
     own = sorted(nodes)
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(own)}
-    part = TokenTree(
-        [tree.tokens[node] for node in own],
-        [place[tree.parents[node]] for node in own],
-        [tree.depths[node] for node in own],
-        [tree.sources[node] for node in own],
-    )
     window = draft.window.part(columns) if draft.window and columns else None
     width = load + len(own) + (len(window.tokens) if window else 0)
     width = fitting(width, draft.widths)
-    return Share(replace(draft, tree=part, window=window, width=width), own, columns)
+    return Share(replace(draft, tree=_part(tree, own), window=window, width=width), own, columns)
 
 
-def _first(tree: TokenTree, count: int) -> TokenTree:
-    """The first `count` nodes of a tree, where parents come before their children."""
-    kept = slice(count)
-    return TokenTree(tree.tokens[kept], tree.parents[kept], tree.depths[kept], tree.sources[kept])
+def _part(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
+    """Some nodes of a tree, ascending, with all of their ancestors."""
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
+    return TokenTree(
+        [tree.tokens[node] for node in nodes],
+        [place[tree.parents[node]] for node in nodes],
+        [tree.depths[node] for node in nodes],
+        [tree.sources[node] for node in nodes],
+    )
