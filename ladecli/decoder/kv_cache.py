@@ -7,6 +7,7 @@ that is broken off at any point leaves the cache valid.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,7 +52,7 @@ class KVCache:
 
     Args:
         shapes: of all layers, in order.
-        max_slots: slots that any text and step need at most; None if unknown.
+        max_slots: slots that any text and step need at most.
         first_slots: allocated at once, as far as `max_slots` allows.
 
     Attributes:
@@ -63,7 +64,7 @@ class KVCache:
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], max_slots: int | None = None, first_slots: int = 0
+        self, shapes: Sequence[LayerShape], max_slots: int = sys.maxsize, first_slots: int = 0
     ) -> None:
         self.length = 0
         self.long_keys = False
@@ -110,15 +111,11 @@ class KVCache:
 
     @torch.inference_mode()
     def _reserve(self, slots: int) -> None:
-        least = _whole(slots)
-        limit = _whole(self._max_slots) if self._max_slots is not None else None
+        least, limit = _whole(slots), _whole(self._max_slots)
         # At least double, so that growing costs no more than one copy in all.
         wanted = max(2 * self.slots, least, self._first_slots)
-        if limit is not None:
-            # Old and new tensors exist together while growing: the last step is a large one.
-            wanted = max(wanted if wanted <= NEARLY_ALL * limit else limit, least)
-            if not self.slots:
-                wanted = max(min(wanted, limit), least)
+        # Old and new tensors exist together while growing: the last step is a large one.
+        wanted = max(wanted if wanted <= NEARLY_ALL * limit else limit, least)
         grown = attempt(self._grown, wanted) if wanted > least else None
         if grown is None:
             wanted, grown = least, self._grown(least)

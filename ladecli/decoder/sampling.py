@@ -251,9 +251,14 @@ class Sampler:
         parts = [ids, scores]
         # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
         if not (self._greedy or self._processors or logits.device.type == "cpu"):
-            drawn = 1 + len(draft.tree)
-            positions = [layout.positions[output] + 1 for output in layout.outputs[:drawn]]
-            parts.append(self._draw_all(logits[:drawn], positions))
+            rows = logits[: 1 + len(draft.tree)]
+            positions = [layout.positions[output] + 1 for output in layout.outputs[: len(rows)]]
+            # -1 where `_choose` has to look at all tokens.
+            parts.append(
+                draw(rows, self.config, positions)
+                if self._shortlists
+                else choose(rows, self.config, self._noise_at(positions, rows))
+            )
         return partial(self._result, draft.tree, given, logits, to_host(*parts), successors > 0)
 
     def _result(
@@ -305,12 +310,6 @@ class Sampler:
         if shortlists and (token := int(draw(rows, self.config, [position]))) >= 0:
             return token
         return int(choose(rows, self.config, self._noise_at([position], rows)))
-
-    def _draw_all(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
-        """The tokens of all rows, for a device; -1 where `_choose` has to look at all tokens."""
-        if self._shortlists:
-            return draw(logits, self.config, positions)
-        return choose(logits, self.config, self._noise_at(positions, logits))
 
     def _noise_at(self, positions: Sequence[int], like: Tensor) -> Tensor | None:
         """Noise of positions, float32 [positions, vocabulary]; None for greedy."""

@@ -57,7 +57,7 @@ def quantise(model: Any) -> None:
                 fine = module is head or module.in_features > module.out_features
                 setattr(parent, name, Int8Linear(module, fine=fine or all_fine))
             elif type(module) is nn.Embedding and module is embedding:
-                setattr(parent, name, Int8Embedding(module))
+                setattr(parent, name, Int8Embedding(module.weight))
         give_back()
     if tied:
         # One and the same numbers.
@@ -81,7 +81,20 @@ def integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-class Int8Linear(nn.Module):
+class _Integers(nn.Module):
+    """A module with a weight of integers, int8 [out, in], and the scales of its rows."""
+
+    weight: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        values, scales = integers(weight)
+        self.register_buffer("weight", values)
+        self.register_buffer("scales", scales)
+
+
+class Int8Linear(_Integers):
     """A linear layer.
 
     Args:
@@ -94,14 +107,9 @@ class Int8Linear(nn.Module):
     """
 
     def __init__(self, linear: nn.Linear, *, fine: bool) -> None:
-        super().__init__()
+        super().__init__(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.fine, self.bias = fine, linear.bias
-        self.weight: Tensor
-        self.scales: Tensor
-        values, scales = integers(linear.weight)
-        self.register_buffer("weight", values)
-        self.register_buffer("scales", scales)
         self._product: Int8Product | None = None
         self._called = False
 
@@ -120,16 +128,8 @@ class Int8Linear(nn.Module):
         self._product = None
 
 
-class Int8Embedding(nn.Module):
+class Int8Embedding(_Integers):
     """An embedding whose rows are made plain as they are looked up."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.weight: Tensor
-        self.scales: Tensor
-        values, scales = integers(embedding.weight)
-        self.register_buffer("weight", values)
-        self.register_buffer("scales", scales)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""

@@ -28,7 +28,7 @@ from .stock import input_device
 from .trial import TOLERANCE, difference, rounding_type
 
 TRIAL = 10
-"""Tokens of the text that tells how a model accepts_multi_token_steps one."""
+"""Tokens of the text that tells how a model continues one."""
 _LAYERS = {
     cache_utils.DynamicLayer,
     cache_utils.DynamicSlidingWindowLayer,

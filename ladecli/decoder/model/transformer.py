@@ -69,11 +69,6 @@ class Layer:
     before_mlp: Norm | None
     after_mlp: Norm | None
 
-    @property
-    def products(self) -> tuple[Projection, ...]:
-        """All of them."""
-        return self.qkv, self.out, self.gate_up, self.down
-
 
 class TorchOps:
     """The operations between the products, in torch; `triton_kernels` has fused ones."""
@@ -226,10 +221,10 @@ class Transformer:
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
         give_back()
-        products = [each for layer in self.layers for each in layer.products]
-        self.rows_alike = all(
-            isinstance(each, CpuLinear) and each.alike for each in (*products, self._head)
-        )
+        products = [self._head]
+        for layer in self.layers:
+            products += (layer.qkv, layer.out, layer.gate_up, layer.down)
+        self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in products)
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:

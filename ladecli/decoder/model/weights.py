@@ -8,6 +8,7 @@ is held twice; where a CPU needs another form alone, they are without weights un
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,10 +54,13 @@ def project(
     if not join or not all(is_plain(part) for part in parts):
         return ModuleCalls(parts, dtype)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
-    weight = linear[0].weight
-    if weight.device.type == "cpu" and weight.dtype in CPU_TYPES:
+    first = linear[0].weight
+    if first.device.type == "cpu" and first.dtype in CPU_TYPES:
         return join_plain(linear, pack=pack, shared=shared, races=races, invariant=invariant)
-    return JoinedLinear(linear)
+    joined = _joined_weight(linear)
+    if len(linear) > 1:
+        _hand_back(linear, joined)
+    return partial(F.linear, weight=joined, bias=_joined_bias(linear))
 
 
 def join_int8(parts: Sequence[Int8Linear], shared: bool, races: Races) -> CpuLinear:
@@ -101,21 +105,6 @@ class ModuleCalls:
         return (found[0] if len(found) == 1 else torch.cat(found, dim=-1)).to(x.dtype)
 
 
-class JoinedLinear:
-    """One matrix [out, in], of which the modules keep rows."""
-
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        self._weight = parts[0].weight.detach()
-        if len(parts) > 1:
-            self._weight = torch.cat([part.weight.detach() for part in parts])
-            _hand_back(parts, torch.split(self._weight, [part.out_features for part in parts]))
-        self._bias = _joined_bias(parts)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
-        return F.linear(x, self._weight, self._bias)
-
-
 def join_plain(
     parts: Sequence[nn.Linear], *, pack: bool, shared: bool, races: Races, invariant: bool = False
 ) -> CpuLinear:
@@ -131,9 +120,7 @@ def join_plain(
         races: which form is fastest.
         invariant: whether rows are to be alike, where a form has that.
     """
-    weight = parts[0].weight.detach()
-    if len(parts) > 1:
-        weight = torch.cat([part.weight.detach() for part in parts])
+    weight = _joined_weight(parts)
     one = more = forms_of(weight.dtype)[0]
     alike = alike_forms(weight) if invariant else []
     if alike or (weight.numel() >= SMALL and (pack or not shared)):
@@ -148,7 +135,7 @@ def join_plain(
         return joined
     usable = forms.get("rows") or forms.get("widened") or forms.get("columns")
     if usable is not None:
-        _hand_back(parts, torch.split(usable.dense(), [part.out_features for part in parts]))
+        _hand_back(parts, usable.dense())
     else:
         _take(parts, joined.one)
     return joined
@@ -177,6 +164,12 @@ def restore(model: nn.Module) -> None:
             _give(module, form.dense()[rows])
 
 
+def _joined_weight(parts: Sequence[nn.Linear]) -> Tensor:
+    """The weights above one another; that of a single part as it is."""
+    weights = [part.weight.detach() for part in parts]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
 def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
     """The biases side by side, zeros for parts without one; None where no part has one."""
     biases = [part.bias for part in parts if part.bias is not None]
@@ -190,7 +183,8 @@ def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
     )
 
 
-def _hand_back(parts: Sequence[nn.Linear], weights: Sequence[Tensor]) -> None:
+def _hand_back(parts: Sequence[nn.Linear], joined: Tensor) -> None:
     """Let modules use views of the joined matrix, so that their own weights are freed."""
+    weights = torch.split(joined, [part.out_features for part in parts])
     for part, weight in zip(parts, weights, strict=True):
-        part.weight = nn.Parameter(weight, requires_grad=False)
+        _give(part, weight)
