@@ -166,7 +166,7 @@ def find_way(model: Any, facts: ModelFacts, wanted: Wanted) -> Way:
     why = facts.no_trees
     if why is None:
         try:
-            return _first_right(model, facts, wanted, Trial.of(model, facts))
+            return _first_right(model, wanted, Trial.of(model, facts))
         except UnsupportedModelError as error:
             why = str(error)
     plain = OwnCacheModel(model)
@@ -176,11 +176,11 @@ def find_way(model: Any, facts: ModelFacts, wanted: Wanted) -> Way:
     return Way(plain, notices=(f"{facts.family!r} is decoded {how}: {why}",))
 
 
-def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) -> Way:
+def _first_right(model: Any, wanted: Wanted, trial: Trial) -> Way:
     """The first way whose trial steps are right; `UnsupportedModelError` if there is none."""
     best: list[str] = []
     reasons = [wanted.not_ours] if wanted.not_ours else []
-    for number, way in enumerate(_ways(model, facts, wanted, trial, reasons)):
+    for number, way in enumerate(_ways(model, wanted, trial, reasons)):
         parts = _parts(way)
         if number == 0:
             best = parts
@@ -188,11 +188,11 @@ def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) ->
         if why is None:
             how = []
             if isinstance(way.forward, StockModel) and can_run(model):
-                how = [f"through transformers' forward instead of ours of {facts.family!r}"]
+                how = [f"through transformers' forward instead of ours of {trial.facts.family!r}"]
             how += [f"without {part}" for part in best if part not in parts]
-            line = f"steps run {' and '.join(how)}, and slower: {reasons[-1]}" if how else None
+            lines = [f"steps run {' and '.join(how)}, and slower: {reasons[-1]}"] if how else []
             invariant = wanted.attention == "invariant" and _is_invariant(way, trial)
-            return way._replace(notices=(line,) if line else (), invariant=invariant)
+            return way._replace(notices=(*lines,), invariant=invariant)
         reasons.append(why)
     raise UnsupportedModelError(reasons[-1])
 
@@ -204,15 +204,13 @@ def _is_invariant(way: Way, trial: Trial) -> bool:
     return trial.is_batch_invariant(way.make_runner(way.forward, trial.new_cache(way.forward)))
 
 
-def _ways(
-    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, reasons: list[str]
-) -> Iterator[Way]:
+def _ways(model: Any, wanted: Wanted, trial: Trial, reasons: list[str]) -> Iterator[Way]:
     """All ways for a model, the fastest first; why ours cannot be made joins `reasons`.
 
     A way holds until the next one is asked for: those of one forward share it.
     """
     makers = (Runner,) if wanted.make_captured is None else (wanted.make_captured, Runner)
-    for forward, ops in _forwards(model, facts, wanted, trial, reasons):
+    for forward, ops in _forwards(model, wanted, trial, reasons):
         # What is left without Triton, or a backend that was asked for, is torch's own.
         operations = dict.fromkeys([(forward.attention, ops), ("sdpa", None)])
         for make_runner, (attention, each) in product(makers, operations):
@@ -221,13 +219,13 @@ def _ways(
 
 
 def _forwards(
-    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, reasons: list[str]
+    model: Any, wanted: Wanted, trial: Trial, reasons: list[str]
 ) -> Iterator[tuple[Forward, TorchOps | None]]:
     """Our own forward with its operations, and transformers' with our attention."""
     if can_run(model) and wanted.not_ours is None:
         try:
             ours = Transformer(
-                *(model, facts, wanted.attention),
+                *(model, trial.facts, wanted.attention),
                 join=wanted.join,
                 pack=wanted.pack,
                 races=wanted.races,
