@@ -16,7 +16,8 @@ A map, in the order in which a step passes through it:
 - `run`         how a step is run: `executor`, which the loop asks and which reads prompts; a
   `runner` of single operations, `captured` steps; several `ranks`
 - `model`       how logits are made: our own forward (`transformer`), by `families`, joined
-  `weights` (in `cpu_formats` on a CPU) and `rotary` tables; with fused `triton_kernels` on a GPU.
+  `weights` and `rotary` tables; with fused `triton_kernels` on a GPU, and on a CPU by TorchScript
+  (`cpu_layers`), with `products` of weights in `cpu_formats`.
   `stock`: every other family, by transformers' forward; `own_cache`: those that verify one
   continuation at a time, or none, with their own cache.  `attention`: backends, and the mask in
   the form that each reads

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
@@ -17,6 +18,15 @@ from packaging.version import Version
 from torch import Tensor
 
 _HERE = Version(transformers.__version__)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    PackedWeight = Any
+else:
+    # What fbgemm has of a weight, as TorchScript names its type.
+    try:
+        PackedWeight = torch.classes.quantized.LinearPackedParamsBase
+    except (AttributeError, RuntimeError):
+        PackedWeight = Tensor
 CACHE_NAMES = (
     "cache",  # from 5.24 on
     "past_key_values",  # before 5.24; models whose code comes from the hub: at any version
@@ -46,6 +56,20 @@ def packs_halves() -> bool:
     engines = torch.backends.quantized
     here = engines.engine in ("x86", "fbgemm") and "fbgemm" in engines.supported_engines
     return here and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
+
+
+@cache
+def scripted(function: _Function) -> _Function:
+    """A function as TorchScript's interpreter runs it; as it is where torch has none.
+
+    TorchScript is deprecated from 2.13 on, and not for Python 3.14.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.jit.script(function)  # type: ignore[no-any-return]
+        except Exception:
+            return function
 
 
 def needs_eager(config: Any) -> bool:

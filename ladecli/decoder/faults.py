@@ -64,4 +64,6 @@ def check_device(device: torch.device, error: BaseException) -> None:
 
 def reason_of(error: BaseException) -> str:
     """An error in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # TorchScript puts its calls first.
+    return lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]

@@ -10,14 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from ladecli.decoder import layout
+from ladecli.decoder.compat import scripted
 from ladecli.decoder.config import Limits
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
+from ladecli.decoder.kv_cache import KVCache, Target
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import families
+from ladecli.decoder.model.cpu_layers import run_layers
 from ladecli.decoder.model.families import Family, model_facts
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.transformer import Transformer
+from ladecli.decoder.run.runner import Runner
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 
@@ -59,6 +63,33 @@ def test_logits_are_those_of_the_model(family: str, dtype: torch.dtype) -> None:
     else:
         allowed = 2.0 * float((own - exact).square().mean().sqrt())
         assert float((found - exact).square().mean().sqrt()) <= allowed
+
+
+class OnDevice(KVCache):
+    """A cache whose length the host does not know, so that TorchScript is not for it."""
+
+    def target(self, index: int, count: int) -> Target:
+        """Where a step goes."""
+        return super().target(index, count)._replace(start=torch.tensor([self.length]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", OWN)
+def test_torchscript_computes_what_python_does(family: str, dtype: torch.dtype) -> None:
+    """Bit for bit, a prompt, a plain step and one with rivals."""
+    assert isinstance(scripted(run_layers), torch.jit.ScriptFunction)
+    model = load_decoder(copy.deepcopy(model_of(family)).to(dtype)).runner.model
+    text, rivals = prompt_for(family, 30), TokenTree()
+    for tokens in ([3, 4, 5], [3, 6], [7]):
+        rivals.add(tokens, "text", len(tokens))
+    found = []
+    for cache in (KVCache(model.layer_shapes), OnDevice(model.layer_shapes)):
+        runner = Runner(model, cache)
+        logits = [runner.run(layout.build(text, 0, Draft(TokenTree())))]
+        cache.keep(range(len(text)))
+        logits += [runner.run(layout.build([2], 30, Draft(each))) for each in (TokenTree(), rivals)]
+        found.append(torch.cat(logits))
+    assert torch.equal(*found)
 
 
 # Weights.

@@ -19,8 +19,9 @@ from torch import Tensor
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.model.attention.triton import compile_attention, gpu_of, plan, triton_available
 from ladecli.decoder.model.families import model_facts
+from ladecli.decoder.model.layer import Norm
 from ladecli.decoder.model.rotary import Rotary
-from ladecli.decoder.model.transformer import Norm, Transformer
+from ladecli.decoder.model.transformer import Transformer
 
 from ..families import model_of
 

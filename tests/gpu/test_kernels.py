@@ -18,7 +18,9 @@ from ladecli.decoder.model.attention import BACKENDS, choose_backend
 from ladecli.decoder.model.attention.mask import CapturedMask, DeviceMask, Rules, StepMask
 from ladecli.decoder.model.attention.triton import compile_attention
 from ladecli.decoder.model.families import model_facts
-from ladecli.decoder.model.transformer import Norm, Rotary, Transformer
+from ladecli.decoder.model.layer import Norm
+from ladecli.decoder.model.rotary import Rotary
+from ladecli.decoder.model.transformer import Transformer
 
 from ..decoding import tree_step
 from ..families import model_of

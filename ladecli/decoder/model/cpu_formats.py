@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
+from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..compat import packs_halves
+from ..compat import packs_halves, scripted
+from .products import Linear, Weight, multiply
 
 SMALL = 1 << 16
 """Numbers in a matrix below which the call itself costs more than a form can save."""
@@ -37,130 +36,72 @@ MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-c
 """Whether torch has oneDNN; see `packs`."""
 
 
-class Form(Protocol):
-    """A weight [out, in] as a CPU multiplies with it."""
+class Form:
+    """A weight [out, in] as a CPU multiplies with it.
+
+    Args:
+        weight: what `products.multiply` reads.
+        dense: gives the weight, [out, in].
+    """
+
+    def __init__(self, weight: Weight, dense: Callable[[], Tensor]) -> None:
+        self.weight = weight
+        self.dense = dense
+        self._multiply = scripted(multiply)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]."""
+        product: Tensor = self._multiply(x, self.weight, bias)
+        return product
 
-    def dense(self) -> Tensor:
-        """The weight, [out, in]."""
 
-
-class Rows:
+def rows(weight: Tensor) -> Form:
     """As transformers keeps it."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See `Form`."""
-        return F.linear(x, self._weight, bias)
-
-    def dense(self) -> Tensor:
-        """See `Form`."""
-        return self._weight
+    return Form(Weight("rows", weight), lambda: weight)
 
 
-class Columns(Rows):
+def columns(weight: Tensor) -> Form:
     """Transposed, so that a single row reads memory along another side of the matrix."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__(weight.t().contiguous().t())
+    return rows(weight.t().contiguous().t())
 
 
-class Widened(Rows):
-    """As `Rows`, multiplied in float32: without products in 16 bits a processor is several times as
+def widened(weight: Tensor) -> Form:
+    """As `rows`, multiplied in float32: without products in 16 bits a processor is several times as
     fast with that for more than a few rows, and beside activations in float32 nothing else goes."""
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See `Form`."""
-        wide = x.float()
-        parts = [F.linear(wide, part.float()) for part in torch.split(self._weight, WIDENED_ROWS)]
-        product = torch.cat(parts, dim=-1)
-        if bias is not None:
-            product += bias
-        return product.to(x.dtype)
+    return Form(Weight("widened", weight, part=WIDENED_ROWS), lambda: weight)
 
 
-class Packed:
+def packed(weight: Tensor, least: int = 1) -> Form:
     """In oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
-        self._least = PADDED_ROWS if weight.dtype == torch.float32 else 1
-        # The overload itself: to find it takes part of a microsecond in every call.
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See `Form`."""
-        rows = x.shape[0]
-        if rows < self._least:
-            x = F.pad(x, (0, 0, 0, self._least - rows))
-        product = self._multiply(x, self._weight, bias, "none", [], "")
-        return product[:rows]  # type: ignore[no-any-return]
-
-    def dense(self) -> Tensor:
-        """See `Form`."""
-        return self._weight.to_dense()  # type: ignore[no-any-return]
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
+    if weight.dtype == torch.float32:
+        least = PADDED_ROWS
+    return Form(Weight("packed", blocks, rows=least), blocks.to_dense)
 
 
-class AlikePacked(Packed):
-    """With rows that do not depend on the others, bit for bit."""
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See `Form`."""
-        if x.shape[0] > 1:
-            return super().__call__(x, bias)
-        # A single row of bfloat16 would be added up in another order.
-        return super().__call__(x.repeat(2, 1), bias)[:1]
-
-
-class Halves:
+def halves(weight: Tensor, *, alike: bool = False) -> Form:
     """In float16, multiplied in float32: half as much to read and to hold as a float32.
 
     It is for weights that 16 bits hold, as those of most checkpoints in float16 and bfloat16; see
     `possible`.  A step of 4 rows costs what one of a single row does.
     """
+    dtype, unit = weight.dtype, _unit_of(weight)
+    made = torch.ops.quantized.linear_prepack_fp16((weight / unit).float(), None)
 
-    def __init__(self, weight: Tensor) -> None:
-        self._dtype = weight.dtype
-        unit = _unit_of(weight)
-        self._unit = torch.tensor([unit])  # of a number torch makes one in every call
-        self._packed = torch.ops.quantized.linear_prepack_fp16((weight / unit).float(), None)
-        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default  # as in `Packed`
+    def dense() -> Tensor:
+        numbers, _ = torch.ops.quantized.linear_unpack_fp16(made)
+        return (numbers * unit).to(dtype)  # type: ignore[no-any-return]
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See `Form`."""
-        # In float32, whatever the input; and by a power of two, so that nothing is rounded.
-        product: Tensor = self._multiply(x * self._unit, self._packed)
-        if bias is not None:
-            product += bias
-        return product if x.dtype == torch.float32 else product.to(x.dtype)
-
-    def dense(self) -> Tensor:
-        """See `Form`."""
-        weight, _ = torch.ops.quantized.linear_unpack_fp16(self._packed)
-        return (weight * self._unit).to(self._dtype)  # type: ignore[no-any-return]
-
-
-class AlikeHalves(Halves):
-    """With rows that do not depend on the others, bit for bit; see `rows_alike`."""
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """See `Form`."""
-        count = x.shape[0]
-        if count > ALIKE_ROWS:
-            return torch.cat([self(part, bias) for part in torch.split(x, ALIKE_ROWS)])
-        if missing := -count % (rows_alike() or 1):
-            x = torch.constant_pad_nd(x, (0, 0, 0, missing))
-        return super().__call__(x, bias)[:count]
+    held = Weight("halves", torch.tensor([unit]), made)
+    if alike:
+        held = held._replace(form="alike halves", rows=rows_alike() or 1, part=ALIKE_ROWS)
+    return Form(held, dense)
 
 
 @cache
 @torch.inference_mode()
 def rows_alike() -> int | None:
-    """The number in multiples of which `Halves` multiplies rows alike, up to `ALIKE_ROWS`; None
+    """The number in multiples of which `halves` multiplies rows alike, up to `ALIKE_ROWS`; None
     where there is none.
 
     The kernels are for up to 6 or 14 rows, and those for one or two add up in another order.
@@ -168,7 +109,7 @@ def rows_alike() -> int | None:
     if not packs_halves():
         return None
     numbers = torch.Generator().manual_seed(0)
-    product = Halves(torch.randn((64, 1100), generator=numbers).half().float())
+    product = halves(torch.randn((64, 1100), generator=numbers).half().float())
     x = torch.randn((ALIKE_ROWS, 1100), generator=numbers)
     whole = product(x, None)
     same = [torch.equal(product(x[:rows], None), whole[:rows]) for rows in range(1, len(x) + 1)]
@@ -183,13 +124,17 @@ def _unit_of(weight: Tensor) -> float:
 
 
 FORMS: dict[str, Callable[[Tensor], Form]] = {
-    "rows": Rows,
-    "columns": Columns,
-    "widened": Widened,
-    "packed": Packed,
-    "halves": Halves,
+    "rows": rows,
+    "columns": columns,
+    "widened": widened,
+    "packed": packed,
+    "halves": halves,
 }
-ALIKE: dict[str, Callable[[Tensor], Form]] = {"packed": AlikePacked, "halves": AlikeHalves}
+# A single row of bfloat16 oneDNN would add up in another order.
+ALIKE: dict[str, Callable[[Tensor], Form]] = {
+    "packed": partial(packed, least=2),
+    "halves": partial(halves, alike=True),
+}
 """Those that there are with rows that do not depend on one another."""
 
 
@@ -206,6 +151,11 @@ class CpuLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         return (self.more if x.shape[0] > 1 else self.one)(x, self.bias)
+
+    @property
+    def linear(self) -> Linear:
+        """The same for TorchScript."""
+        return Linear(self.one.weight, self.more.weight, self.bias)
 
 
 def give_back() -> None:

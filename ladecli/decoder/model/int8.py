@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_formats import give_back
+from .cpu_formats import Form, give_back
+from .products import Weight
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -110,12 +111,12 @@ class Int8Linear(_Integers):
         super().__init__(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.fine, self.bias = fine, linear.bias
-        self._product: Int8Product | None = None
+        self._product: Form | None = None
         self._called = False
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        product = self._product or Int8Product(self.weight, self.scales, fine=self.fine)
+        product = self._product or int8_form(self.weight, self.scales, fine=self.fine)
         if self._called:
             self._product = product
         # A trial at load calls once, and then our forward has a product of its own.
@@ -136,63 +137,28 @@ class Int8Embedding(_Integers):
         return self.weight[ids] * self.scales[ids][..., None]
 
 
-class Int8Product:
-    """A weight of integers as a CPU multiplies with it; a `cpu_formats.Form`.
+def int8_form(values: Tensor, scales: Tensor, *, fine: bool) -> Form:
+    """A weight of integers as a CPU multiplies with it.
 
     Args:
         values: int8 [out, in].
         scales: float32 [out].
         fine: whether inputs are multiplied twice.
     """
+    # What the middle of an input adds, for twice that middle.
+    half_sums = 0.5 * scales * values.sum(dim=1)
+    with _engine():
+        weight = quantised_tensor(values, scales)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
 
-    def __init__(self, values: Tensor, scales: Tensor, *, fine: bool) -> None:
-        self._fine = fine
-        self._limit = LIMIT if has_vnni() else LIMIT_OF_7
-        # Of a number torch makes a tensor in every call, which takes some microseconds.
-        self._least, self._finer = torch.tensor(LEAST), torch.tensor(2.0 * self._limit)
-        # What the middle of an input adds, for twice that middle.
-        self._half_sums = 0.5 * scales * values.sum(dim=1)
-        operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        self._operator = operator.default  # to find the overload takes time in every call
-        with _engine():
-            weight = quantised_tensor(values, scales)
-            self._packed = torch.ops.quantized.linear_prepack(weight, None)
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """[T, in] -> [T, out] in the type of the input."""
-        rows = x if x.dtype == torch.float32 else x.float()
-        product = self._of_two(rows) if self._fine else self._of_one(rows)
-        if bias is not None:
-            product += bias
-        return product if x.dtype == torch.float32 else product.to(x.dtype)
-
-    def dense(self) -> Tensor:
-        """The integers, int8 [out, in]."""
-        weight, _ = torch.ops.quantized.linear_unpack(self._packed)
+    def dense() -> Tensor:
+        weight, _ = torch.ops.quantized.linear_unpack(packed)
         integers: Tensor = weight.int_repr()
         return integers
 
-    def _of_one(self, x: Tensor) -> Tensor:
-        high, low = x.amax(dim=-1, keepdim=True), x.amin(dim=-1, keepdim=True)
-        span, middle = (high - low).clamp_min_(LEAST), high.add_(low)  # twice the middle
-        scaled = torch.sub(x, middle, alpha=0.5).div_(span)  # from -1/2 to 1/2
-        product = self._multiply(scaled, 0.5 / self._limit)
-        return product.mul_(span).addcmul_(middle, self._half_sums)
-
-    def _of_two(self, x: Tensor) -> Tensor:
-        largest = torch.linalg.vector_norm(x, torch.inf, -1, True)
-        scale = torch.add(self._least, largest, alpha=1.0 / self._limit)
-        scaled = x / scale
-        whole = scaled.round()
-        # What is left is half an integer at most.
-        product = self._multiply(torch.cat((whole, scaled.sub_(whole).mul_(self._finer))), 1.0)
-        coarse, fine = product.view(2, len(x), product.shape[-1]).unbind()
-        return torch.add(coarse, fine, alpha=0.5 / self._limit).mul_(scale)
-
-    def _multiply(self, x: Tensor, unit: float) -> Tensor:
-        """The product with an input rounded to whole numbers of a unit, up to the limit."""
-        product: Tensor = self._operator(x, unit, self._limit + 1, self._packed)
-        return product
+    limit = LIMIT if has_vnni() else LIMIT_OF_7
+    form = "integers twice" if fine else "integers"
+    return Form(Weight(form, half_sums, packed, limit=limit), dense)
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """Rotary position embeddings (Su et al., 2021), by tables from the model's own rotary module."""
 
-from __future__ import annotations
+# Annotations are not postponed, as in `products`.
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,7 @@ from .attention.invariant import one_thread
 from .families import Family, ModelFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Rotary:
+class Rotary(NamedTuple):
     """Rotary embeddings of the tokens of a step."""
 
     cos: Tensor
@@ -29,7 +27,7 @@ def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     count = rotary.cos.shape[-1]
     part = heads if count == heads.shape[-1] else heads[..., :count]
     if rotary.interleaved:
-        partners = part.reshape(*part.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        partners = part.reshape(len(part), part.shape[1], -1, 2).flip(-1).flatten(-2)
     else:
         partners = torch.roll(part, count // 2, -1)
     # Some families turn in float32, whatever the type of activations.
@@ -47,6 +45,7 @@ class RotaryTables:
 
     Attributes:
         kinds: by layer, the kind under which the module keeps its frequencies; "" for all.
+        distinct: all of them, in the order of `at`.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class RotaryTables:
         kinds = getattr(text, "layer_types", None)
         nested = kinds and all(isinstance(parameters.get(kind), dict) for kind in kinds)
         self.kinds: list[str] = list(kinds) if kinds and nested else [""] * facts.layers
-        self._distinct = sorted({*self.kinds})
+        self.distinct = sorted({*self.kinds})
         self._module = module
         self._interleaved = family.interleaved
         self._facts = facts
@@ -87,7 +86,7 @@ class RotaryTables:
         boundary = self._facts.rope_boundary
         is_long = boundary is not None and last_position >= boundary
         found = {}
-        for kind in self._distinct:
+        for kind in self.distinct:
             table = self._tables.get((kind, is_long))
             if table is None or len(table) <= last_position:
                 table = self._grow(kind, is_long, last_position)

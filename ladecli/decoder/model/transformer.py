@@ -9,25 +9,25 @@ are those of the loaded model; activations have no batch dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, choose_backend
 from .attention.invariant import one_thread
-from .attention.mask import Rules
+from .attention.mask import Rules, StepMask
 from .cpu_formats import CpuLinear, computed_in, give_back
+from .cpu_layers import ScriptedLayers, fit_script
 from .families import FAMILIES, Family, ModelFacts, activation, is_ours
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
+from .layer import Layer, Norm, gated, rms_norm
 from .rotary import Rotary, RotaryTables, rotate
 from .weights import CPU_TYPES, Projection, project
 
@@ -35,55 +35,12 @@ MOST_PACKED = 8
 """Layers whose weights are packed at once, each of which takes room beside its weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A root mean square norm."""
-
-    weight: Tensor
-    """[n]; in float32 if the product with it is (Gemma), else in the activations' type."""
-    eps: float  # added to the mean square
-    # In float32 on a CPU, √n times the weight, and √(n eps); see `TorchOps.rms_norm`.
-    scaled: Tensor | None = None
-    least: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights and settings of one layer; a norm that the family does not have is None."""
-
-    index: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    attends: Rules
-    rotary: str | None
-    qkv: Projection
-    out: Projection
-    gate_up: Projection
-    down: Projection
-    activation: str
-    query_norm: Norm | None
-    key_norm: Norm | None
-    before_attention: Norm | None
-    after_attention: Norm | None
-    before_mlp: Norm | None
-    after_mlp: Norm | None
-
-
 class TorchOps:
     """The operations between the products, in torch; `triton_kernels` has fused ones."""
 
     def rms_norm(self, x: Tensor, norm: Norm | None) -> Tensor:
         """The norm of [T, n]; `x` itself without one."""
-        if norm is None:
-            return x
-        if norm.scaled is not None and norm.least is not None:
-            # By a row's length, in four kernels; torch takes six for its own on a CPU.
-            length = torch.linalg.vector_norm(x, 2, -1, True)
-            return (x * norm.scaled).div_(torch.hypot(length, norm.least))
-        if norm.weight.dtype != x.dtype:
-            return torch.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
-        return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        return rms_norm(x, norm)
 
     def add_rms_norm(self, residual: Tensor, update: Tensor, norm: Norm | None) -> Tensor:
         """Add `update` to `residual` in place, [T, n]; the norm of the sum."""
@@ -131,10 +88,7 @@ class TorchOps:
 
     def gate(self, gate_up: Tensor, activation: str) -> Tensor:
         """[T, 2 n] -> [T, n]: the activation of the first half times the second."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        if activation == "silu":
-            return F.silu(gate).mul_(up)
-        return F.gelu(gate, approximate="tanh").mul_(up)
+        return gated(gate_up, activation)
 
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         """[T, n] -> [T, n] between -cap and cap."""
@@ -233,6 +187,9 @@ class Transformer:
         self.attend: Backend = BACKENDS[self.attention]
         self.kernels = ops is not None
         self.ops = ops or (InvariantOps() if attention == "invariant" else TorchOps())
+        self._script: ScriptedLayers | None = None
+        if self.attention == "sdpa" and ops is None and fit_script(self.layers):
+            self._script = ScriptedLayers(self.layers, self.rotary.distinct, self._residual_scale)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
@@ -254,17 +211,8 @@ class Transformer:
         residual: Tensor = self._embed(step.tokens).to(self.dtype)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
-        hidden = ops.rms_norm(residual, self.layers[0].before_attention)
-        for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
-            # Attention: queries, keys and values of the step; keys and values join the cache's.
-            turns = None if layer.rotary is None else rotary[layer.rotary]
-            query, keys, values = ops.rope_and_write(layer.qkv(hidden), layer, turns, cache)
-            attended = self.attend(query[None], keys[None], values[None], step.mask, layer.attends)
-            update = layer.out(attended[0].transpose(0, 1).flatten(1))
-            hidden = self._add(residual, update, layer.after_attention, layer.before_mlp)
-            # MLP: up, gated, and down.
-            update = layer.down(ops.gate(layer.gate_up(hidden), layer.activation))
-            hidden = self._add(residual, update, layer.after_mlp, next_norm)
+        if self._script is None or not self._script.run(residual, rotary, step.mask, cache):
+            self._run_layers(residual, rotary, step.mask, cache)
         # The head, for the rows that are wanted.
         if step.outputs is not None:
             residual = residual[step.outputs]
@@ -274,6 +222,23 @@ class Transformer:
         if self._logit_softcap is not None:
             logits = ops.softcap(logits, self._logit_softcap)
         return logits
+
+    def _run_layers(
+        self, residual: Tensor, rotary: Mapping[str, Rotary], mask: StepMask, cache: StepCache
+    ) -> None:
+        """Run a step [T, n] through all layers, which add what they find to it."""
+        ops = self.ops
+        hidden = ops.rms_norm(residual, self.layers[0].before_attention)
+        for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
+            # Attention: queries, keys and values of the step; keys and values join the cache's.
+            turns = None if layer.rotary is None else rotary[layer.rotary]
+            query, keys, values = ops.rope_and_write(layer.qkv(hidden), layer, turns, cache)
+            attended = self.attend(query[None], keys[None], values[None], mask, layer.attends)
+            update = layer.out(attended[0].transpose(0, 1).flatten(1))
+            hidden = self._add(residual, update, layer.after_attention, layer.before_mlp)
+            # MLP: up, gated, and down.
+            update = layer.down(ops.gate(layer.gate_up(hidden), layer.activation))
+            hidden = self._add(residual, update, layer.after_mlp, next_norm)
 
     def _add(
         self, residual: Tensor, update: Tensor, own: Norm | None, following: Norm | None

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from .attention.triton import power_of_two
 from .forward import StepCache
+from .layer import Layer, Norm
 from .rotary import Rotary
-from .transformer import Layer, Norm, TorchOps
+from .transformer import TorchOps
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .cpu_formats import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, forms_of, possible
 from .form_races import Races
-from .int8 import Int8Linear, Int8Product
+from .int8 import Int8Linear, int8_form
 
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
@@ -67,7 +67,7 @@ def join_int8(parts: Sequence[Int8Linear], shared: bool, races: Races) -> CpuLin
     """One product of integers; the modules are without weights until `restore`."""
     fine = any(part.fine for part in parts)
     values = torch.cat([part.weight for part in parts])
-    product = Int8Product(values, torch.cat([part.scales for part in parts]), fine=fine)
+    product = int8_form(values, torch.cat([part.scales for part in parts]), fine=fine)
     races.watch(product, "twice" if fine else "once", values.shape)
     for part in parts:
         part.forget()

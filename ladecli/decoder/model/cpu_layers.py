@@ -1,0 +1,207 @@
+"""The layers of a transformer on a CPU, for TorchScript's interpreter; see `products` for why.
+
+They compute what the loop of `transformer.Transformer.forward` does, call by call, for plain
+weights or those of 8 bits and attention by torch's own kernel.
+"""
+
+# Annotations are not postponed, as in `products`.
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..compat import scripted
+from .attention.mask import StepMask
+from .cpu_formats import CpuLinear
+from .forward import StepCache
+from .layer import Layer, Norm, gated, rms_norm
+from .products import Linear, project
+from .rotary import Rotary, rotate
+
+MOST_TOKENS = 64
+"""Of a step that is run by TorchScript: in wider ones Python takes no time, and Ctrl-C is heard
+between two of its calls."""
+
+
+class CpuLayer(NamedTuple):
+    """Weights and settings of one layer; see `layer.Layer`."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    scaling: float
+    view: int
+    """Place of what its queries see, in the arguments of `run_layers`."""
+    rotary: int
+    """Place of its rotary embedding there; -1 without positions."""
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+    activation: str
+    residual_scale: float
+    query_norm: Norm | None
+    key_norm: Norm | None
+    before_attention: Norm | None
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    after_mlp: Norm | None
+
+
+def run_layers(
+    layers: list[CpuLayer],
+    residual: Tensor,
+    rotary: list[Rotary],
+    masks: list[Tensor | None],
+    firsts: list[int],
+    keys: list[Tensor],
+    values: list[Tensor],
+    start: int,
+) -> None:
+    """Run a step through all layers, which add what they find to `residual`.
+
+    Args:
+        layers: of the model.
+        residual: [T, n].
+        rotary: embeddings of the step, by kind.
+        masks, firsts: by kind, what queries see: a term of scores, and the first slot; see
+            `StepMask.additive_mask`.
+        keys, values: all slots of each layer, [kv_heads, slots, size].
+        start: the slot of the step's first token.
+    """
+    for index, layer in enumerate(layers):
+        # Attention: queries, keys and values of the step; keys and values join the cache's.
+        hidden = rms_norm(residual, layer.before_attention)
+        qkv = norm_heads(project(hidden, layer.qkv), layer)
+        count, size, turned = qkv.shape[0], layer.head_size, layer.heads + layer.kv_heads
+        heads = qkv.view(count, -1, size)
+        both = heads[:, :turned]
+        if layer.rotary >= 0:
+            both = rotate(both, rotary[layer.rotary])
+        query = both[:, : layer.heads]
+        if layer.rotary >= 0:
+            scale = rotary[layer.rotary].query_scale
+            if scale is not None:
+                query = query * scale
+        first, end = firsts[layer.view], start + count
+        keys[index][:, start:end] = both[:, layer.heads :].transpose(0, 1)
+        values[index][:, start:end] = heads[:, turned:].transpose(0, 1)
+        # Keys are read once for all query heads that share them.
+        attended = F.scaled_dot_product_attention(
+            query.transpose(0, 1).reshape(1, layer.kv_heads, -1, size),
+            keys[index][None, :, first:end],
+            values[index][None, :, first:end],
+            attn_mask=masks[layer.view],
+            scale=layer.scaling,
+        )
+        attended = attended.reshape(layer.heads, count, size).transpose(0, 1).flatten(1)
+        update = project(attended, layer.out)
+        add(residual, update, layer.after_attention, layer.residual_scale)
+        # MLP: up, gated, and down.
+        hidden = rms_norm(residual, layer.before_mlp)
+        update = project(gated(project(hidden, layer.gate_up), layer.activation), layer.down)
+        add(residual, update, layer.after_mlp, layer.residual_scale)
+
+
+def add(residual: Tensor, update: Tensor, norm: Norm | None, scale: float) -> None:
+    """Add a branch to the residual stream in place."""
+    update = rms_norm(update, norm)
+    if scale != 1.0:
+        update = update * scale
+    residual.add_(update)
+
+
+def norm_heads(qkv: Tensor, layer: CpuLayer) -> Tensor:
+    """With normalised queries and keys: by head, or over all heads at once (OLMo)."""
+    query_norm, key_norm = layer.query_norm, layer.key_norm
+    if query_norm is None or key_norm is None:
+        return qkv
+    count, kv_size = qkv.shape[0], layer.kv_heads * layer.head_size
+    query, key, value = torch.split(qkv, [layer.heads * layer.head_size, kv_size, kv_size], dim=-1)
+    query = rms_norm(query.reshape(count, -1, query_norm.weight.shape[0]), query_norm).flatten(1)
+    key = rms_norm(key.reshape(count, -1, key_norm.weight.shape[0]), key_norm).flatten(1)
+    return torch.cat((query, key, value), dim=-1)
+
+
+def fit_script(layers: Sequence[Layer]) -> bool:
+    """Whether `ScriptedLayers` is for the layers of a model: those on a CPU, without a soft cap."""
+    return all(
+        layer.attends.softcap is None
+        and all(isinstance(each, CpuLinear) for each in layer.products)
+        for layer in layers
+    )
+
+
+class ScriptedLayers:
+    """Runs layers by TorchScript, where torch has it.
+
+    Args:
+        layers: that `fit_script`.
+        kinds: of rotary embeddings, in their order.
+        residual_scale: of what each branch adds.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], kinds: Sequence[str], residual_scale: float
+    ) -> None:
+        # What queries see: a sliding window, and how many of them share a key.
+        views = [(each.attends.window, each.heads // each.kv_heads) for each in layers]
+        self._views = [*dict.fromkeys(views)]
+        self._run = scripted(run_layers)
+        self._layers = [
+            _cpu_layer(layer, self._views.index(view), kinds, residual_scale)
+            for layer, view in zip(layers, views, strict=True)
+        ]
+
+    def run(
+        self, residual: Tensor, rotary: Mapping[str, Rotary], mask: StepMask, cache: StepCache
+    ) -> bool:
+        """Run a step [T, n] through all layers, which add what they find to it.
+
+        Returns:
+            Whether that is done: the host must know where keys go.
+        """
+        count = len(residual)
+        if count > MOST_TOKENS:
+            return False
+        keys, values, starts, _ = zip(
+            *(cache.target(index, count) for index in range(len(self._layers))), strict=True
+        )
+        if not isinstance(starts[0], int):
+            return False
+        masks = [
+            mask.additive_mask(window, groups, residual.dtype, residual.device)
+            for window, groups in self._views
+        ]
+        firsts = [mask.first_slot(window) for window, _ in self._views]
+        turns = [*rotary.values()]
+        self._run(self._layers, residual, turns, masks, firsts, [*keys], [*values], starts[0])
+        return True
+
+
+def _cpu_layer(layer: Layer, view: int, kinds: Sequence[str], residual_scale: float) -> CpuLayer:
+    products = [each.linear for each in layer.products if isinstance(each, CpuLinear)]
+    qkv, out, gate_up, down = products
+    return CpuLayer(
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_size=layer.head_size,
+        scaling=layer.attends.scaling,
+        view=view,
+        rotary=-1 if layer.rotary is None else kinds.index(layer.rotary),
+        qkv=qkv,
+        out=out,
+        gate_up=gate_up,
+        down=down,
+        activation=layer.activation,
+        residual_scale=residual_scale,
+        query_norm=layer.query_norm,
+        key_norm=layer.key_norm,
+        before_attention=layer.before_attention,
+        after_attention=layer.after_attention,
+        before_mlp=layer.before_mlp,
+        after_mlp=layer.after_mlp,
+    )
