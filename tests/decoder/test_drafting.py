@@ -26,8 +26,10 @@ from ladecli.decoder.drafting.ngram_model import (
     Row,
     pack,
 )
-from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS, Observation, SuffixAutomaton
+from ladecli.decoder.drafting.sources.context import BOUNDARY, LENGTHS
+from ladecli.decoder.drafting.sources.source import Observation
 from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
+from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.drafting.tree_search import TreeSearch
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.step_cost import CostCurve, StepCost
@@ -312,6 +314,7 @@ def test_the_automaton_finds_what_a_search_finds(text: list[int]) -> None:
         automaton.extend(token)
         assert automaton.longest_match() == searched(text[:end])
     assert automaton.tokens == text
+    assert SuffixAutomaton(iter(text)).longest_match() == automaton.longest_match()
 
 
 # Memory.

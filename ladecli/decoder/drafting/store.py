@@ -1,5 +1,4 @@
-"""What drafts are made from and what they may lose, kept from one generation to the next; and its
-form on disk."""
+"""What drafts are made from, kept from one generation to the next, and its form on disk."""
 
 from __future__ import annotations
 
@@ -10,8 +9,10 @@ from typing import Any
 from ..errors import DraftStateError
 from ..tree import TokenTree
 from ..window import NgramPool
+from .budget import SpeculationBudget
 from .ngram_model import ORDER, SAMPLED_SUCCESSORS, NgramModel, pack
-from .sources import BOUNDARY, SOURCES, ContextSource
+from .sources import SOURCES
+from .sources.context import BOUNDARY, ContextSource
 
 SAVED_TEXT = 1 << 14
 """Tokens of text that are saved, the newest ones."""
@@ -19,51 +20,6 @@ SAVED_ROWS = 1 << 12
 """Tokens of it after which the model's successors are saved too."""
 SAVED_NGRAMS = 1 << 10
 """N-grams of the paper's pool that are saved."""
-LOSS_PER_TOKEN = 0.015
-"""What drafts may lose per token of text, in plain steps."""
-INITIAL_BALANCE = 1.5
-"""What drafts may lose before they gained anything, in plain steps."""
-MAX_DEFICIT = 2.0
-"""How far the balance may fall below zero before drafts pause, in plain steps."""
-
-
-class SpeculationBudget:
-    """Keeps drafts from costing more than they bring.
-
-    A step that costs c plain steps and yields t tokens gains t - c.  All texts of a session take
-    at most `INITIAL_BALANCE`, `MAX_DEFICIT`, one step and `LOSS_PER_TOKEN` for each token more
-    than plain decoding, as far as the cost curve is right.
-
-    Attributes:
-        balance: in plain steps.
-    """
-
-    def __init__(self) -> None:
-        self.balance = INITIAL_BALANCE
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether the next step may have candidates."""
-        return self.balance >= -MAX_DEFICIT
-
-    @property
-    def may_run_window(self) -> bool:
-        """Whether the next step may have a window.
-
-        A window pays later if at all, so it may use up half of the deficit only.  When a window
-        could use up all of it, and so stop all drafts, the demo made 1.14 tokens per step with all
-        sources on a CPU instead of 1.34 to 1.41.
-        """
-        return self.balance >= -MAX_DEFICIT / 2.0
-
-    @property
-    def may_explore(self) -> bool:
-        """Whether candidates may be tried for what they teach, and not only for what they yield."""
-        return self.balance >= 0.0
-
-    def update(self, tokens: int, cost: float) -> None:
-        """Account for a step that yielded `tokens` for `cost` plain steps."""
-        self.balance += tokens * (1.0 + LOSS_PER_TOKEN) - cost
 
 
 class DraftStore:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..config import LookaheadConfig
 from ..drafting.ngram_model import MAX_CHILDREN, MAX_SUCCESSORS, SAMPLED_SUCCESSORS, Ranked
-from ..drafting.sources import Observation
+from ..drafting.sources.source import Observation
 from ..drafting.store import DraftStore
 from ..drafting.tree_search import EXPLORATION, TreeSearch
 from ..noise import GumbelNoise
