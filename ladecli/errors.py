@@ -18,6 +18,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 _FAULTS = {
     "missing": "it is missing",
+    "tuple_type": "it must be a list",
     **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "unknown key"),
 }
 """What is wrong with a key, by pydantic's name of the fault."""
