@@ -50,7 +50,10 @@ def test_valid_files_are_written_as_they_were_read(text: str) -> None:
         (TOP + SETTING.replace("derived", "derivedly"), [", setting 1 origin: ", "measured"]),
         (TOP + SETTING + COST, [", setting 1 step_cost: ", "1 costs for 2"]),
         (TOP + SETTING + COST.replace("[1, 2]", "1"), ["step_cost widths: it must be a list"]),
-        (TOP + SETTING + COST.replace("[[1.0]]", "[[1, 'x']]"), ["costs 1 2: input should be a valid number"]),
+        (
+            TOP + SETTING + COST.replace("[[1.0]]", "[[1, 'x']]"),
+            ["costs 1 2: input should be a valid number"],
+        ),
         (TOP + HARDWARE.replace("1e12", "inf"), [", hardware bandwidth: ", "not inf"]),
         (TOP + HARDWARE.replace("float16", "fp16"), [", hardware rates fp16", "'float16'"]),
     ],
