@@ -86,7 +86,8 @@ def halves(weight: Tensor, *, alike: bool = False) -> Form:
     `possible`.  A step of 4 rows costs what one of a single row does.
     """
     dtype, unit = weight.dtype, _unit_of(weight)
-    made = torch.ops.quantized.linear_prepack_fp16((weight / unit).float(), None)
+    # The product with a tensor in float32 is one, without a copy in the type of the weight.
+    made = torch.ops.quantized.linear_prepack_fp16(weight * torch.tensor([1.0 / unit]), None)
 
     def dense() -> Tensor:
         numbers, _ = torch.ops.quantized.linear_unpack_fp16(made)

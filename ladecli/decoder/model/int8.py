@@ -146,7 +146,8 @@ def int8_form(values: Tensor, scales: Tensor, *, fine: bool) -> Form:
         fine: whether inputs are multiplied twice.
     """
     # What the middle of an input adds, for twice that middle.
-    half_sums = 0.5 * scales * values.sum(dim=1)
+    parts = torch.split(values, ROWS_AT_ONCE)  # each is brought to 64 bits
+    half_sums = 0.5 * scales * torch.cat([part.sum(dim=1) for part in parts])
     with _engine():
         weight = quantised_tensor(values, scales)
         packed = torch.ops.quantized.linear_prepack(weight, None)
