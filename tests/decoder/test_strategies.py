@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder.config import STRATEGIES, LookaheadConfig
-from ladecli.decoder.drafting.store import (
+from ladecli.decoder.drafting.budget import (
     INITIAL_BALANCE,
     LOSS_PER_TOKEN,
     MAX_DEFICIT,
-    DraftStore,
     SpeculationBudget,
 )
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
