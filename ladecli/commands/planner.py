@@ -291,8 +291,7 @@ class Cluster:
         if split and spec.weights not in FULL:
             why = f"weights in {spec.weights} cannot be split"
         elif split and spec.kv_heads % gpus:
-            heads = counted(spec.kv_heads, "key/value head")
-            why = f"{heads} cannot be split over {counted(gpus, 'GPU')}"
+            why = f"{counted(spec.kv_heads, 'key/value head')} cannot be split over {gpus} GPUs"
         else:
             spec = spec.shard(gpus) if split else spec
             needed = memory.estimate(spec, context=self.context, width=widths[-1]).total
