@@ -126,7 +126,7 @@ def norm_heads(qkv: Tensor, layer: CpuLayer) -> Tensor:
     return torch.cat((query, key, value), dim=-1)
 
 
-def fit_script(layers: Sequence[Layer]) -> bool:
+def can_be_scripted(layers: Sequence[Layer]) -> bool:
     """Whether `ScriptedLayers` is for the layers of a model: those on a CPU, without a soft cap."""
     return all(
         layer.attends.softcap is None
@@ -139,7 +139,7 @@ class ScriptedLayers:
     """Runs layers by TorchScript, where torch has it.
 
     Args:
-        layers: that `fit_script`.
+        layers: that `can_be_scripted`.
         kinds: of rotary embeddings, in their order.
         residual_scale: of what each branch adds.
     """

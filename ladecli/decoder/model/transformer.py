@@ -22,7 +22,7 @@ from .attention import BACKENDS, Backend, choose_backend
 from .attention.invariant import one_thread
 from .attention.mask import Rules, StepMask
 from .cpu_formats import CpuLinear, computed_in, give_back
-from .cpu_layers import ScriptedLayers, fit_script
+from .cpu_layers import ScriptedLayers, can_be_scripted
 from .families import FAMILIES, Family, ModelFacts, activation, is_ours
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
@@ -188,7 +188,7 @@ class Transformer:
         self.kernels = ops is not None
         self.ops = ops or (InvariantOps() if attention == "invariant" else TorchOps())
         self._script: ScriptedLayers | None = None
-        if self.attention == "sdpa" and ops is None and fit_script(self.layers):
+        if self.attention == "sdpa" and ops is None and can_be_scripted(self.layers):
             self._script = ScriptedLayers(self.layers, self.rotary.distinct, self._residual_scale)
 
     @property
