@@ -16,7 +16,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.kv_cache import KVCache, Target
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import families
+from ladecli.decoder.model import cpu_layers, families
 from ladecli.decoder.model.cpu_layers import run_layers
 from ladecli.decoder.model.families import Family, model_facts
 from ladecli.decoder.model.stock import StockModel
@@ -75,21 +75,28 @@ class OnDevice(KVCache):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", OWN)
-def test_torchscript_computes_what_python_does(family: str, dtype: torch.dtype) -> None:
-    """Bit for bit, a prompt, a plain step and one with rivals."""
+def test_torchscript_computes_what_python_does(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, a prompt, a plain step and one with rivals: the functions that it runs, without
+    it, and the loop that it stands in for."""
     assert isinstance(scripted(run_layers), torch.jit.ScriptFunction)
-    model = load_decoder(copy.deepcopy(model_of(family)).to(dtype)).runner.model
     text, rivals = prompt_for(family, 30), TokenTree()
     for tokens in ([3, 4, 5], [3, 6], [7]):
         rivals.add(tokens, "text", len(tokens))
-    found = []
-    for cache in (KVCache(model.layer_shapes), OnDevice(model.layer_shapes)):
-        runner = Runner(model, cache)
-        logits = [runner.run(layout.build(text, 0, Draft(TokenTree())))]
-        cache.keep(range(len(text)))
-        logits += [runner.run(layout.build([2], 30, Draft(each))) for each in (TokenTree(), rivals)]
-        found.append(torch.cat(logits))
-    assert torch.equal(*found)
+
+    def logits(make_cache: type[KVCache]) -> Tensor:
+        model = load_decoder(copy.deepcopy(model_of(family)).to(dtype)).runner.model
+        runner = Runner(model, make_cache(model.layer_shapes))
+        found = [runner.run(layout.build(text, 0, Draft(TokenTree())))]
+        runner.cache.keep(range(len(text)))
+        found += [runner.run(layout.build([2], 30, Draft(each))) for each in (TokenTree(), rivals)]
+        return torch.cat(found)
+
+    expected = logits(KVCache)
+    assert torch.equal(logits(OnDevice), expected)
+    monkeypatch.setattr(cpu_layers, "scripted", lambda function: function)
+    assert torch.equal(logits(KVCache), expected)
 
 
 # Weights.
