@@ -142,7 +142,7 @@ def interruptions(report: Report, args: Namespace, place: Path) -> None:
             chat.read(draw.choice((0.0, draw.random() * 0.1, draw.random() * 0.6)))
             before = len(chat.raw)
             chat.send("\x03")
-            # What is typed before a reply has stopped is discarded with it.
+            # What is typed before a reply has stopped stays in the input.
             until = time.monotonic() + 3
             while not any(end in chat.raw[before:] for end in ENDS) and time.monotonic() < until:
                 chat.read(0.05)

@@ -233,7 +233,7 @@ def statistics_line(tally: Tally, width: int) -> Text:
 
 
 def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
-    """Parts in lines of so many cells, where none is longer."""
+    """Parts in lines of at most `width` cells; a longer part has a line of its own."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + len(SEPARATOR) + part.cell_len <= width:

@@ -62,7 +62,7 @@ def packs_halves() -> bool:
 def scripted(function: _Function) -> _Function:
     """A function as TorchScript's interpreter runs it; as it is where torch has none.
 
-    TorchScript is deprecated from 2.13 on, and not for Python 3.14.
+    torch 2.13 warns that TorchScript is deprecated, and not supported on Python 3.14.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

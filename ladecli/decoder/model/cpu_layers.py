@@ -1,7 +1,7 @@
 """The layers of a transformer on a CPU, for TorchScript's interpreter; see `products` for why.
 
-They compute what the loop of `transformer.Transformer.forward` does, call by call, for plain
-weights or those of 8 bits and attention by torch's own kernel.
+`run_layers` computes what the loop in `transformer` does, call by call, for weights that are plain
+or of 8 bits, and attention by torch's own kernel.
 """
 
 # Annotations are not postponed, as in `products`.

@@ -25,7 +25,7 @@ class Weight(NamedTuple):
     packed: Optional[PackedWeight] = None  # noqa: UP045 - it is no class to Python
     """What fbgemm has of it."""
     rows: int = 1
-    """Of an input: at least so many are multiplied; of halves whose rows are alike, a multiple."""
+    """Of an input: the fewest that are multiplied; of halves whose rows are alike, a multiple."""
     part: int = 0
     """Rows taken at once: of a weight that is widened, of an input whose rows are to be alike."""
     limit: int = 0

@@ -175,9 +175,7 @@ class Transformer:
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
         give_back()
-        products = [self._head]
-        for layer in self.layers:
-            products += (layer.qkv, layer.out, layer.gate_up, layer.down)
+        products = [self._head, *(each for layer in self.layers for each in layer.products)]
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in products)
         self.use(attention)
 
