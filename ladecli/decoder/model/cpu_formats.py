@@ -6,10 +6,8 @@ its product does.  Which one is fastest differs by processor: see `form_races`.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -157,17 +155,6 @@ class CpuLinear:
     def linear(self) -> Linear:
         """The same for TorchScript."""
         return Linear(self.one.weight, self.more.weight, self.bias)
-
-
-def give_back() -> None:
-    """Give memory that was freed back to the system, which the C library keeps for itself.
-
-    Weights leave holes where others of their size seldom fit: with small models these would be most
-    of what a process holds.  A load calls this between layers.
-    """
-    # glibc has it; others give back by themselves.
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def alike_forms(weight: Tensor) -> list[str]:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_formats import Form, give_back
+from .cpu_formats import Form
 from .products import Weight
+from .release import give_back, mapped_files
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -50,7 +51,7 @@ def quantise(model: Any) -> None:
     What else there is keeps its type.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    all_fine = not has_vnni()
+    all_fine, files = not has_vnni(), mapped_files(model)
     tied = head is not None and head.weight is embedding.weight
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
@@ -59,7 +60,7 @@ def quantise(model: Any) -> None:
                 setattr(parent, name, Int8Linear(module, fine=fine or all_fine))
             elif type(module) is nn.Embedding and module is embedding:
                 setattr(parent, name, Int8Embedding(module.weight))
-        give_back()
+        give_back(files)
     if tied:
         # One and the same numbers.
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
@@ -74,12 +75,16 @@ def integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight [out, in] as int8, and the scales of its rows, float32 [out]."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
-    rows = range(0, len(weight), ROWS_AT_ONCE)
-    for some in (slice(start, start + ROWS_AT_ONCE) for start in rows):
+    for some in _few_rows(len(weight)):
         part = weight.detach()[some].float()
         scales[some] = (part.abs().amax(dim=1) / LIMIT).clamp_min_(LEAST)
         values[some] = (part / scales[some, None]).round_()
     return values, scales
+
+
+def _few_rows(count: int) -> Iterator[slice]:
+    """All rows of a weight, a few at once: they are brought to types of more bits."""
+    return (slice(start, start + ROWS_AT_ONCE) for start in range(0, count, ROWS_AT_ONCE))
 
 
 class _Integers(nn.Module):
@@ -146,8 +151,9 @@ def int8_form(values: Tensor, scales: Tensor, *, fine: bool) -> Form:
         fine: whether inputs are multiplied twice.
     """
     # What the middle of an input adds, for twice that middle.
-    parts = torch.split(values, ROWS_AT_ONCE)  # each is brought to 64 bits
-    half_sums = 0.5 * scales * torch.cat([part.sum(dim=1) for part in parts])
+    half_sums = 0.5 * scales
+    for some in _few_rows(len(values)):
+        half_sums[some] *= values[some].sum(dim=1, dtype=torch.int32)
     with _engine():
         weight = quantised_tensor(values, scales)
         packed = torch.ops.quantized.linear_prepack(weight, None)

@@ -21,13 +21,14 @@ from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, choose_backend
 from .attention.invariant import one_thread
 from .attention.mask import Rules, StepMask
-from .cpu_formats import CpuLinear, computed_in, give_back
+from .cpu_formats import CpuLinear, computed_in
 from .cpu_layers import ScriptedLayers, can_be_scripted
 from .families import FAMILIES, Family, ModelFacts, activation, is_ours
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
 from .layer import Layer, Norm, gated, rms_norm
+from .release import MappedFile, give_back, mapped_files
 from .rotary import Rotary, RotaryTables, rotate
 from .weights import CPU_TYPES, Projection, project
 
@@ -151,7 +152,9 @@ class Transformer:
         on_cpu = self.device.type == "cpu" and given in CPU_TYPES
         self.keeps_weights = not (join and on_cpu)
         self.dtype = given if self.keeps_weights or self.foreign else computed_in(given)
+        files: list[MappedFile] = []
         if not self.keeps_weights:
+            files = mapped_files(model)
             _leave_file(model)
         self._embed = body.embed_tokens
         self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
@@ -167,14 +170,14 @@ class Transformer:
         self.rotary = RotaryTables(
             body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)
         )
-        make = partial(_layer, text, family, self.rotary.kinds, projection, norm)
+        make = partial(_layer, text, family, self.rotary.kinds, projection, norm, files)
         self.layers = _make_all(make, body.layers, at_once=MOST_PACKED if on_cpu and pack else 1)
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
-        give_back()
+        give_back(files)
         products = [self._head, *(each for layer in self.layers for each in layer.products)]
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in products)
         self.use(attention)
@@ -280,6 +283,7 @@ def _layer(
     rotary: Sequence[str],
     projection: Callable[[Sequence[nn.Module]], Projection],
     norm: Callable[[nn.Module], Norm],
+    files: Sequence[MappedFile],
     index: int,
     layer: Any,
 ) -> Layer:
@@ -316,7 +320,7 @@ def _layer(
         key_norm=norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
         **norms,
     )
-    give_back()
+    give_back(files)
     return made
 
 

@@ -1,0 +1,59 @@
+"""What a load has read of a model's file leaves memory, and nothing is lost with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ladecli.decoder.model.release import give_back, mapped_files
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reads files anew")
+
+
+def in_memory(path: Path) -> int:
+    maps = psutil.Process().memory_maps(grouped=False)
+    return sum(each.rss for each in maps if each.path == str(path))
+
+
+def model_in(path: Path, numbers: torch.Tensor) -> nn.Module:
+    """One whose weight and norm are parts of a file."""
+    save_file({"weight": numbers, "norm": numbers[0].clone()}, path)
+    model = nn.Module()
+    for name, part in load_file(path).items():
+        model.register_parameter(name, nn.Parameter(part, requires_grad=False))
+    return model
+
+
+def test_what_was_read_leaves_and_is_read_again(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "model.safetensors", torch.randn(1024, 256)
+    model = model_in(path, numbers)
+    assert torch.equal(model.get_parameter("weight"), numbers)
+    files = mapped_files(model)
+    assert in_memory(path) >= numbers.nbytes
+    give_back(files)
+    assert in_memory(path) == 0
+    assert torch.equal(model.get_parameter("weight"), numbers)
+
+
+def test_what_was_written_to_stays(tmp_path: Path) -> None:
+    """As by an adapter that was merged."""
+    path, numbers = tmp_path / "model.safetensors", torch.randn(1024, 256)
+    model = model_in(path, numbers)
+    model.get_parameter("weight").add_(1)
+    give_back(mapped_files(model))
+    assert torch.equal(model.get_parameter("weight"), numbers + 1)
+
+
+def test_its_addresses_are_nobody_elses(tmp_path: Path) -> None:
+    """Even when the model is gone, as after each of its weights was taken."""
+    path, numbers = tmp_path / "model.safetensors", torch.randn(1024, 256)
+    files = mapped_files(model_in(path, numbers))
+    others = [torch.ones(1024, 264) for _ in range(64)]
+    give_back(files)
+    assert all(bool(other.eq(1).all()) for other in others)
