@@ -28,11 +28,8 @@ class MappedFile(NamedTuple):
 
 def mapped_files(model: nn.Module) -> list[MappedFile]:
     """The files that weights of a model on a CPU are parts of; none but on Linux."""
-    parts = {
-        storage.data_ptr(): storage
-        for parameter in model.parameters()
-        if parameter.device.type == "cpu" and (storage := parameter.untyped_storage())
-    }
+    on_cpu = [each for each in model.parameters() if each.device.type == "cpu"]
+    parts = {each.data_ptr(): each.untyped_storage() for each in on_cpu}
     files = []
     for each in psutil.Process().memory_maps(grouped=False) if sys.platform == "linux" else ():
         if each.path.startswith("[") or each.anonymous or each.swap:
