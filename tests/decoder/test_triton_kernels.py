@@ -19,7 +19,7 @@ from torch import Tensor
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.model.attention.triton import compile_attention, gpu_of, plan, triton_available
 from ladecli.decoder.model.families import model_facts
-from ladecli.decoder.model.layer import Norm
+from ladecli.decoder.model.layer import Heads, Norm, Norms
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Transformer
 
@@ -139,11 +139,8 @@ def test_rope_and_write(
         )
     expected[0, :, first : first + count] = turned(key, cos, sin, interleaved).transpose(0, 1)
     expected[1, :, first : first + count] = value.transpose(0, 1)
-    layer = types.SimpleNamespace(
-        **{"index": 0, "heads": heads, "kv_heads": kv_heads, "head_size": size},
-        query_norm=Norm(weights[0], 1e-3) if norm else None,
-        key_norm=Norm(weights[1], 1e-3) if norm else None,
-    )
+    norms = Norms(*(Norm(weight, 1e-3) for weight in weights)) if norm else Norms()
+    layer = types.SimpleNamespace(index=0, heads=Heads(heads, kv_heads, size), norms=norms)
     # As a table of positions has them.
     rotary = Rotary(*torch.stack((cos, sin), 1)[:, :, None].unbind(1), interleaved)
     target = types.SimpleNamespace(target=lambda *_: Target(*cache, start, first + count))

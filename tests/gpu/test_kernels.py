@@ -18,7 +18,7 @@ from ladecli.decoder.model.attention import BACKENDS, choose_backend
 from ladecli.decoder.model.attention.mask import CapturedMask, DeviceMask, Rules, StepMask
 from ladecli.decoder.model.attention.triton import compile_attention
 from ladecli.decoder.model.families import model_facts
-from ladecli.decoder.model.layer import Norm
+from ladecli.decoder.model.layer import Heads, Norm, Norms
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Transformer
 
@@ -98,8 +98,7 @@ def test_a_captured_step_follows_the_text() -> None:
     cache, qkv = randn(2, heads, slots, size), randn(count, 3 * heads * size, seed=1)
     cos, sin = torch.ones(count, 1, size, device=GPU), torch.zeros(count, 1, size, device=GPU)
     rotary = Rotary(cos, sin, interleaved=False)
-    sizes = {"index": 0, "heads": heads, "kv_heads": heads, "head_size": size}
-    layer = types.SimpleNamespace(**sizes, query_norm=None, key_norm=None)
+    layer = types.SimpleNamespace(index=0, heads=Heads(heads, heads, size), norms=Norms())
     target = types.SimpleNamespace(target=lambda *_: Target(*cache, numbers.length, slots))
 
     def step() -> Tensor:

@@ -9,7 +9,6 @@ or of 8 bits, and attention by torch's own kernel.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from ..compat import scripted
 from .attention.mask import StepMask
 from .cpu_formats import CpuLinear
 from .forward import StepCache
-from .layer import Layer, Norm, gated, rms_norm
+from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, rms_norm
 from .products import Linear, project
 from .rotary import Rotary, rotate
 
@@ -29,9 +28,8 @@ between two of its calls."""
 class CpuLayer(NamedTuple):
     """Weights and settings of one layer; see `layer.Layer`."""
 
-    heads: int
-    kv_heads: int
-    head_size: int
+    heads: Heads
+    norms: Norms
     scaling: float
     view: int
     """Place of what its queries see, in the arguments of `run_layers`."""
@@ -43,12 +41,6 @@ class CpuLayer(NamedTuple):
     down: Linear
     activation: str
     residual_scale: float
-    query_norm: Norm | None
-    key_norm: Norm | None
-    before_attention: Norm | None
-    after_attention: Norm | None
-    before_mlp: Norm | None
-    after_mlp: Norm | None
 
 
 def run_layers(
@@ -74,36 +66,38 @@ def run_layers(
     """
     for index, layer in enumerate(layers):
         # Attention: queries, keys and values of the step; keys and values join the cache's.
-        hidden = rms_norm(residual, layer.before_attention)
-        qkv = norm_heads(project(hidden, layer.qkv), layer)
-        count, size, turned = qkv.shape[0], layer.head_size, layer.heads + layer.kv_heads
+        norms = layer.norms
+        queries, kv_heads, size = layer.heads
+        hidden = rms_norm(residual, norms.before_attention)
+        qkv = norm_heads(project(hidden, layer.qkv), layer.heads, norms)
+        count, turned = qkv.shape[0], queries + kv_heads
         heads = qkv.view(count, -1, size)
         both = heads[:, :turned]
         if layer.rotary >= 0:
             both = rotate(both, rotary[layer.rotary])
-        query = both[:, : layer.heads]
+        query = both[:, :queries]
         if layer.rotary >= 0:
             scale = rotary[layer.rotary].query_scale
             if scale is not None:
                 query = query * scale
         first, end = firsts[layer.view], start + count
-        keys[index][:, start:end] = both[:, layer.heads :].transpose(0, 1)
+        keys[index][:, start:end] = both[:, queries:].transpose(0, 1)
         values[index][:, start:end] = heads[:, turned:].transpose(0, 1)
         # Keys are read once for all query heads that share them.
         attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1).reshape(1, layer.kv_heads, -1, size),
+            query.transpose(0, 1).reshape(1, kv_heads, -1, size),
             keys[index][None, :, first:end],
             values[index][None, :, first:end],
             attn_mask=masks[layer.view],
             scale=layer.scaling,
         )
-        attended = attended.reshape(layer.heads, count, size).transpose(0, 1).flatten(1)
+        attended = attended.reshape(queries, count, size).transpose(0, 1).flatten(1)
         update = project(attended, layer.out)
-        add(residual, update, layer.after_attention, layer.residual_scale)
+        add(residual, update, norms.after_attention, layer.residual_scale)
         # MLP: up, gated, and down.
-        hidden = rms_norm(residual, layer.before_mlp)
+        hidden = rms_norm(residual, norms.before_mlp)
         update = project(gated(project(hidden, layer.gate_up), layer.activation), layer.down)
-        add(residual, update, layer.after_mlp, layer.residual_scale)
+        add(residual, update, norms.after_mlp, layer.residual_scale)
 
 
 def add(residual: Tensor, update: Tensor, norm: Norm | None, scale: float) -> None:
@@ -112,18 +106,6 @@ def add(residual: Tensor, update: Tensor, norm: Norm | None, scale: float) -> No
     if scale != 1.0:
         update = update * scale
     residual.add_(update)
-
-
-def norm_heads(qkv: Tensor, layer: CpuLayer) -> Tensor:
-    """With normalised queries and keys: by head, or over all heads at once (OLMo)."""
-    query_norm, key_norm = layer.query_norm, layer.key_norm
-    if query_norm is None or key_norm is None:
-        return qkv
-    count, kv_size = qkv.shape[0], layer.kv_heads * layer.head_size
-    query, key, value = torch.split(qkv, [layer.heads * layer.head_size, kv_size, kv_size], dim=-1)
-    query = rms_norm(query.reshape(count, -1, query_norm.weight.shape[0]), query_norm).flatten(1)
-    key = rms_norm(key.reshape(count, -1, key_norm.weight.shape[0]), key_norm).flatten(1)
-    return torch.cat((query, key, value), dim=-1)
 
 
 def can_be_scripted(layers: Sequence[Layer]) -> bool:
@@ -148,7 +130,7 @@ class ScriptedLayers:
         self, layers: Sequence[Layer], kinds: Sequence[str], residual_scale: float
     ) -> None:
         # What queries see: a sliding window, and how many of them share a key.
-        views = [(each.attends.window, each.heads // each.kv_heads) for each in layers]
+        views = [(each.attends.window, each.heads.queries // each.heads.keys) for each in layers]
         self._views = [*dict.fromkeys(views)]
         self._run = scripted(run_layers)
         self._layers = [
@@ -187,8 +169,7 @@ def _cpu_layer(layer: Layer, view: int, kinds: Sequence[str], residual_scale: fl
     qkv, out, gate_up, down = products
     return CpuLayer(
         heads=layer.heads,
-        kv_heads=layer.kv_heads,
-        head_size=layer.head_size,
+        norms=layer.norms,
         scaling=layer.attends.scaling,
         view=view,
         rotary=-1 if layer.rotary is None else kinds.index(layer.rotary),
@@ -198,10 +179,4 @@ def _cpu_layer(layer: Layer, view: int, kinds: Sequence[str], residual_scale: fl
         down=down,
         activation=layer.activation,
         residual_scale=residual_scale,
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
-        before_attention=layer.before_attention,
-        after_attention=layer.after_attention,
-        before_mlp=layer.before_mlp,
-        after_mlp=layer.after_mlp,
     )

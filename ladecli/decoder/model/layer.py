@@ -24,14 +24,32 @@ class Norm(NamedTuple):
     least: Tensor | None = None
 
 
+class Norms(NamedTuple):
+    """The norms of a layer; one that its family does not have is None."""
+
+    query: Norm | None = None
+    key: Norm | None = None
+    before_attention: Norm | None = None
+    after_attention: Norm | None = None
+    before_mlp: Norm | None = None
+    after_mlp: Norm | None = None
+
+
+class Heads(NamedTuple):
+    """Of a layer's attention."""
+
+    queries: int
+    keys: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights and settings of one layer; a norm that the family does not have is None."""
+    """Weights and settings of one layer."""
 
     index: int
-    heads: int
-    kv_heads: int
-    head_size: int
+    heads: Heads
+    norms: Norms
     attends: Rules
     rotary: str | None
     qkv: Projection
@@ -39,12 +57,6 @@ class Layer:
     gate_up: Projection
     down: Projection
     activation: str
-    query_norm: Norm | None
-    key_norm: Norm | None
-    before_attention: Norm | None
-    after_attention: Norm | None
-    before_mlp: Norm | None
-    after_mlp: Norm | None
 
     @property
     def products(self) -> tuple[Projection, ...]:
@@ -64,6 +76,18 @@ def rms_norm(x: Tensor, norm: Norm | None) -> Tensor:
     if norm.weight.dtype != x.dtype:
         return torch.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
     return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+
+def norm_heads(qkv: Tensor, heads: Heads, norms: Norms) -> Tensor:
+    """With normalised queries and keys: by head, or over all heads at once (OLMo)."""
+    query_norm, key_norm = norms.query, norms.key
+    if query_norm is None or key_norm is None:
+        return qkv
+    count, kv_size = qkv.shape[0], heads.keys * heads.size
+    query, key, value = torch.split(qkv, [heads.queries * heads.size, kv_size, kv_size], dim=-1)
+    query = rms_norm(query.reshape(count, -1, query_norm.weight.shape[0]), query_norm).flatten(1)
+    key = rms_norm(key.reshape(count, -1, key_norm.weight.shape[0]), key_norm).flatten(1)
+    return torch.cat((query, key, value), dim=-1)
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:

@@ -27,7 +27,7 @@ from .families import FAMILIES, Family, ModelFacts, activation, is_ours
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
-from .layer import Layer, Norm, gated, rms_norm
+from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, rms_norm
 from .release import MappedFile, give_back, mapped_files
 from .rotary import Rotary, RotaryTables, rotate
 from .weights import CPU_TYPES, Projection, project
@@ -61,31 +61,18 @@ class TorchOps:
         Returns:
             Queries [heads, T, head_size], and all keys and values to attend to.
         """
-        size, turned = layer.head_size, layer.heads + layer.kv_heads
-        if layer.query_norm is not None:
-            qkv = self._normed(qkv, layer)
-        heads = qkv.view(len(qkv), -1, size)
+        queries, kv_heads, size = layer.heads
+        turned = queries + kv_heads
+        heads = norm_heads(qkv, layer.heads, layer.norms).view(len(qkv), -1, size)
         both = heads[:, :turned]
         if rotary is not None:
             both = rotate(both, rotary)
         both = both.transpose(0, 1)
         values = heads[:, turned:].transpose(0, 1)
-        query = both[: layer.heads]
+        query = both[:queries]
         if rotary is not None and rotary.query_scale is not None:
             query = query * rotary.query_scale.transpose(0, 1)
-        return query, *cache.write(layer.index, both[layer.heads :], values)
-
-    def _normed(self, qkv: Tensor, layer: Layer) -> Tensor:
-        """With normalised queries and keys: by head, or over all heads at once (OLMo)."""
-        assert layer.query_norm is not None
-        assert layer.key_norm is not None
-        sizes = [layer.heads * layer.head_size] + 2 * [layer.kv_heads * layer.head_size]
-        query, key, value = torch.split(qkv, sizes, dim=-1)
-        query, key = (
-            self.rms_norm(x.reshape(len(x), -1, norm.weight.numel()), norm).flatten(1)
-            for x, norm in ((query, layer.query_norm), (key, layer.key_norm))
-        )
-        return torch.cat((query, key, value), dim=-1)
+        return query, *cache.write(layer.index, both[queries:], values)
 
     def gate(self, gate_up: Tensor, activation: str) -> Tensor:
         """[T, 2 n] -> [T, n]: the activation of the first half times the second."""
@@ -174,7 +161,7 @@ class Transformer:
         self.layers = _make_all(make, body.layers, at_once=MOST_PACKED if on_cpu and pack else 1)
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
-        self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
+        self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
         give_back(files)
@@ -198,7 +185,7 @@ class Transformer:
         # What it reads in every step is in the type that it computes in.
         dtype = torch.float32 if self.attention == "invariant" else self.dtype
         return [
-            LayerShape(each.kv_heads, each.head_size, each.head_size, dtype, self.device)
+            LayerShape(each.heads.keys, each.heads.size, each.heads.size, dtype, self.device)
             for each in self.layers
         ]
 
@@ -229,17 +216,17 @@ class Transformer:
     ) -> None:
         """Run a step [T, n] through all layers, which add what they find to it."""
         ops = self.ops
-        hidden = ops.rms_norm(residual, self.layers[0].before_attention)
+        hidden = ops.rms_norm(residual, self.layers[0].norms.before_attention)
         for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
             # Attention: queries, keys and values of the step; keys and values join the cache's.
-            turns = None if layer.rotary is None else rotary[layer.rotary]
+            norms, turns = layer.norms, None if layer.rotary is None else rotary[layer.rotary]
             query, keys, values = ops.rope_and_write(layer.qkv(hidden), layer, turns, cache)
             attended = self.attend(query[None], keys[None], values[None], mask, layer.attends)
             update = layer.out(attended[0].transpose(0, 1).flatten(1))
-            hidden = self._add(residual, update, layer.after_attention, layer.before_mlp)
+            hidden = self._add(residual, update, norms.after_attention, norms.before_mlp)
             # MLP: up, gated, and down.
             update = layer.down(ops.gate(layer.gate_up(hidden), layer.activation))
-            hidden = self._add(residual, update, layer.after_mlp, next_norm)
+            hidden = self._add(residual, update, norms.after_mlp, next_norm)
 
     def _add(
         self, residual: Tensor, update: Tensor, own: Norm | None, following: Norm | None
@@ -288,7 +275,6 @@ def _layer(
     layer: Any,
 ) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    size: int = attention.head_dim
     fused = hasattr(attention, "qkv_proj")
     qkv = [attention.qkv_proj] if fused else [attention.q_proj, attention.k_proj, attention.v_proj]
     gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
@@ -300,15 +286,18 @@ def _layer(
     softcap = text.attn_logit_softcapping if family.attention_softcap else None
     act = activation(text)
     assert act is not None  # `can_run` leaves others out
-    norms = {
-        name: norm(getattr(layer, module)) if module else None
-        for name, module in family.norms._asdict().items()
-    }
+    norms = Norms(
+        query=norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        key=norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        **{
+            name: norm(getattr(layer, module)) if module else None
+            for name, module in family.norms._asdict().items()
+        },
+    )
     made = Layer(
         index=index,
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_size=size,
+        heads=Heads(text.num_attention_heads, text.num_key_value_heads, attention.head_dim),
+        norms=norms,
         attends=Rules(float(attention.scaling), window, softcap),
         rotary=rotary[index] if getattr(attention, "use_rope", True) else None,
         qkv=projection(qkv),
@@ -316,9 +305,6 @@ def _layer(
         gate_up=projection(gate_up),
         down=projection([mlp.down_proj]),
         activation=act,
-        query_norm=norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
-        key_norm=norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        **norms,
     )
     give_back(files)
     return made

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .attention.triton import power_of_two
 from .forward import StepCache
-from .layer import Layer, Norm
+from .layer import Layer, Norm, norm_heads
 from .rotary import Rotary
 from .transformer import TorchOps
 
@@ -144,26 +144,26 @@ class TritonOps(TorchOps):
         """See `TorchOps`."""
         if rotary is None:
             return super().rope_and_write(qkv, layer, rotary, cache)
-        cos, sin, size = rotary.cos, rotary.sin, layer.head_size
-        q_norm, k_norm = layer.query_norm, layer.key_norm
+        cos, sin, (queries, kv_heads, size) = rotary.cos, rotary.sin, layer.heads
+        q_norm, k_norm = layer.norms.query, layer.norms.key
         if q_norm is not None and q_norm.weight.numel() != size:
-            qkv, q_norm = self._normed(qkv, layer), None
+            qkv, q_norm = norm_heads(qkv, layer.heads, layer.norms), None
         keys, values, start, end = cache.target(layer.index, len(qkv))
         _require_dense(qkv, cos, sin, keys, values)
         if cos.stride(0) != sin.stride(0) or keys.stride() != values.stride():
             raise ValueError("cos and sin, and keys and values, must lie alike")
-        query = qkv.new_empty((len(qkv), layer.heads, size))
+        query = qkv.new_empty((len(qkv), queries, size))
         weights, eps, in_float = (qkv, qkv), 0.0, False
         if q_norm is not None and k_norm is not None:
             weights, eps = (q_norm.weight, k_norm.weight), q_norm.eps
             in_float = weights[0].dtype != qkv.dtype
         strides = qkv.stride(0), cos.stride(0), *keys.stride()[:2]
-        sizes = {"HEADS": layer.heads, "KV_HEADS": layer.kv_heads, "SIZE": size}
+        sizes = {"HEADS": queries, "KV_HEADS": kv_heads, "SIZE": size}
         sizes |= {"ROTARY": cos.shape[-1], "BLOCK_H": 4, "BLOCK_D": power_of_two(size)}
         flags = {"NORMED": q_norm is not None, "FLOAT_WEIGHT": in_float}
         flags |= {"INTERLEAVED": rotary.interleaved, "ON_DEVICE": isinstance(start, Tensor)}
         tensors = qkv, cos, sin, *weights, query, keys, values, start
-        grid = len(qkv), -(-(layer.heads + 2 * layer.kv_heads) // 4)
+        grid = len(qkv), -(-(queries + 2 * kv_heads) // 4)
         with torch.cuda.device(qkv.get_device()):
             rope_kernel[grid](*tensors, *strides, eps, **sizes, **flags, enable_fp_fusion=False)
         if rotary.query_scale is not None:

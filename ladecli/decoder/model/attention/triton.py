@@ -125,18 +125,19 @@ def compile_attention(
         Exception: whatever Triton raises.
     """
     layer, device = model.layers[0], model.device
-    size, groups = layer.head_size, layer.heads // layer.kv_heads
+    heads, kv_heads, size = layer.heads
+    groups = heads // kv_heads
     # As many slots as the cache has, all in the place of one.
-    key = torch.ones((1, layer.kv_heads, 1, size), dtype=model.dtype, device=device)
+    key = torch.ones((1, kv_heads, 1, size), dtype=model.dtype, device=device)
     keys = key.expand(-1, -1, slots, -1)
     # By what is compiled for it, one of the widths.
     launches = {}
     for width in widths:
-        cut = plan(width, groups, layer.kv_heads, size, slots, key.element_size(), gpu_of(device))
+        cut = plan(width, groups, kv_heads, size, slots, key.element_size(), gpu_of(device))
         launches[replace(cut, splits=power_of_two(cut.splits))] = width
     calls = []
     for width in launches.values():
-        query = key.new_ones((1, width, layer.heads, size)).transpose(1, 2)
+        query = key.new_ones((1, width, heads, size)).transpose(1, 2)
         sizes = (1, width, (width, words_for(width)))
         numbers = [torch.ones(each, dtype=torch.int32, device=device) for each in sizes]
         mask = CapturedMask(DeviceMask(*numbers), slots)
