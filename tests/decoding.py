@@ -16,8 +16,9 @@ from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.cpu_formats import packs, rows_alike
+from ladecli.decoder.sampling import LogitsProcessor, Sampler
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import Draft
+from ladecli.decoder.strategy import Draft, StepResult
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.events import TextEvent
 
@@ -112,6 +113,26 @@ class Asked(TokenTree):
     def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
         paths = [[self.tokens[node] for node in nodes] for nodes in ([], *paths_of(self))]
         return [], [Token(choose(row, path)) for row, path in enumerate(paths)]
+
+
+ASKED, BEFORE = Asked(), [9, 9, 0, 7]
+"""Three candidates, and the text that they follow."""
+for candidate in ([1, 2, 3], [1, 4], [5]):
+    ASKED.add(candidate, "context", 9)
+ASKED_STEP = build(BEFORE[-1:], len(BEFORE) - 1, Draft(ASKED))
+
+
+def read_out(
+    logits: torch.Tensor,
+    sampling: SamplingConfig,
+    processors: Sequence[LogitsProcessor] = (),
+    successors: int = 0,
+    tree: TokenTree = ASKED,
+) -> StepResult:
+    """What a sampler finds in the logits of `ASKED_STEP`."""
+    sampler = Sampler(sampling, processors)
+    sampler.commit(BEFORE)
+    return sampler.read(logits.clone(), ASKED_STEP, Draft(tree, successors=successors))()
 
 
 def tree_step(count: int, prefix: int) -> StepLayout:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import LayerShape
+from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.model.forward import Drafts, Forward, StepCache, StepInputs
-from ladecli.decoder.run.runner import Runner
+from ladecli.decoder.run.runner import Read, Runner, T
 
 CPU = torch.device("cpu")
 
@@ -100,6 +101,16 @@ class Markov(Oracle):
         written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
         cache.write(0, written, written[..., :1])
         return self.table[step.tokens if step.outputs is None else step.tokens[step.outputs]]
+
+
+class Captured(Runner):
+    """A runner that computes a step when it is started, as a GPU does with captured steps."""
+
+    captures = True
+
+    def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
+        """Run the step at once."""
+        return read(self.run(layout))
 
 
 def decoder_with(

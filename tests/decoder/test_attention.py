@@ -126,15 +126,15 @@ def test_reference_against_a_loop_over_queries(
 CASES = [  # heads, key/value heads, head size, tokens, prefix, sliding window, soft cap
     (2, 2, 8, 1, 0, None, None),
     (4, 1, 16, 1, 50, 3, None),
-    (2, 2, 80, 1, 300, None, None),
+    (1, 1, 80, 1, 300, None, None),
     (4, 2, 64, 2, 1, None, 5.0),
     (2, 2, 16, 7, 0, 1, 5.0),
     (4, 2, 16, 7, 50, 20, None),
-    (4, 2, 128, 7, 300, 60, 5.0),
-    (1, 1, 128, 1, 300, 20, 5.0),
-    (4, 2, 8, 33, 1, None, None),
+    (2, 1, 128, 7, 300, 60, 5.0),
+    (3, 3, 16, 1, 300, 20, 5.0),
+    (2, 1, 8, 33, 1, None, None),
     (2, 1, 64, 33, 300, 3, None),
-    (3, 3, 16, 70, 50, None, None),
+    (1, 1, 16, 70, 50, None, None),
 ]
 
 

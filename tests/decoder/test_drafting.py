@@ -43,10 +43,10 @@ from ..oracle import Markov, decoder_with
 PASSAGE = list(range(100, 160))
 
 
-def taught(*texts: list[int], flag: int = 0) -> NgramModel:
+def taught(*texts: list[int]) -> NgramModel:
     model = NgramModel()
     for text in texts:
-        model.learn([text], 1, 1.0, flag)
+        model.learn([text], 1, 1.0)
     return model
 
 
@@ -79,12 +79,7 @@ def tried(model: NgramModel, text: list[int], curve: CostCurve, became: int) -> 
     model.calibrate(search.looked_up, [became], [])
 
 
-def free(nodes: int) -> CostCurve:
-    """Nodes cost nothing."""
-    return CostCurve((1.0,) * (nodes + 1), (0.0,) * (nodes + 1))
-
-
-def priced(nodes: int, token: float) -> CostCurve:
+def priced(nodes: int, token: float = 0.0) -> CostCurve:
     """Every node costs the same."""
     return StepCost((1, 2), (0,), ((1.0, 1.0 + token),)).curve(0, 1, nodes, ())
 
@@ -105,7 +100,7 @@ def filled(rng: random.Random, vocabulary: int) -> NgramModel:
         model.learn([tokens(4) for _ in range(5)], 1, 0.25, WINDOW)
         parents = [rng.randrange(-1, node) for node in range(12)]
         model.recycle(tokens(5), TokenTree(tokens(12), parents, [], []), rows(13))
-        tried(model, tokens(3), free(20), *tokens(1))
+        tried(model, tokens(3), priced(20), *tokens(1))
     return model
 
 
@@ -126,20 +121,6 @@ def test_after_a_new_token_others_that_were_new_speak_for_it() -> None:
     assert best(model, 1, 2) == [7, 8], "a known token speaks for itself"
     recycle(model, [1, 2], {5: 1.0})
     assert 5 not in best(model, 1, 4), "nothing new: a known token's answers are its own"
-
-
-@given(st.integers(0, 1 << 32), st.sampled_from([3, 12, 300, (1 << 20) - 1]))
-@settings(max_examples=30, deadline=None)
-def test_probabilities_are_probabilities(seed: int, vocabulary: int) -> None:
-    rng = random.Random(seed)
-    model = filled(rng, vocabulary)
-    for _ in range(20):
-        ranked = successors(model, *(rng.randrange(1, 9) for _ in range(rng.randrange(1, 6))))
-        shares = [share for share, _, _ in ranked]
-        assert shares == sorted(shares, reverse=True)
-        assert all(share > 0.0 for share in shares)
-        assert len({token for _, token, _ in ranked}) == len(ranked) <= MAX_CHILDREN
-        assert all(0 <= kind < KINDS for _, _, kind in ranked)
 
 
 def test_memory_is_bounded_and_the_oldest_goes() -> None:
@@ -165,11 +146,26 @@ def test_memory_is_bounded_and_the_oldest_goes() -> None:
 # Trees.
 
 
-@given(st.integers(0, 1 << 32), st.integers(0, 70), st.integers(0, 12), st.floats(0.0, 0.5))
-@settings(deadline=None)
-def test_trees_keep_their_limits(seed: int, nodes: int, depth: int, price: float) -> None:
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from([3, 12, 300, (1 << 20) - 1]),
+    st.integers(0, 70),
+    st.integers(0, 12),
+    st.floats(0.0, 0.5),
+)
+@settings(max_examples=60, deadline=None)
+def test_probabilities_and_trees_keep_their_limits(
+    seed: int, vocabulary: int, nodes: int, depth: int, price: float
+) -> None:
     rng = random.Random(seed)
-    model = filled(rng, 12)
+    model = filled(rng, vocabulary)
+    for _ in range(20):
+        ranked = successors(model, *(rng.randrange(1, 9) for _ in range(rng.randrange(1, 6))))
+        shares = [share for share, _, _ in ranked]
+        assert shares == sorted(shares, reverse=True)
+        assert all(share > 0.0 for share in shares)
+        assert len({token for _, token, _ in ranked}) == len(ranked) <= MAX_CHILDREN
+        assert all(0 <= kind < KINDS for _, _, kind in ranked)
     passage = [rng.randrange(1, 6) for _ in range(20)]
     span = rng.choice([None, RepeatedSpan(passage, rng.randrange(9), 15, 0.7)])
     text = [rng.randrange(1, 4) for _ in range(4)]
@@ -202,11 +198,11 @@ def test_a_dearer_tree_is_a_prefix(seed: int, price: float, other: float) -> Non
 
 def test_a_repeated_span_is_followed_to_its_end() -> None:
     model = NgramModel()
-    tree = grown(model, [9], 99, free(20), RepeatedSpan(PASSAGE, 0, 30, 0.9))
+    tree = grown(model, [9], 99, priced(20), RepeatedSpan(PASSAGE, 0, 30, 0.9))
     assert tree.tokens == PASSAGE[:20]
     assert tree.depths == list(range(1, 21))
     assert set(tree.sources) == {"context"}
-    tree = grown(model, [9], 99, free(20), RepeatedSpan(PASSAGE, 25, 28, 0.9))
+    tree = grown(model, [9], 99, priced(20), RepeatedSpan(PASSAGE, 25, 28, 0.9))
     assert tree.tokens == PASSAGE[25:28]
 
 
@@ -227,7 +223,7 @@ def test_evidence_whose_probabilities_are_too_high_is_corrected() -> None:
     recycle(model, [2], {3: 0.9})
     assert len(grown(model, [1], 9, curve)) == 2
     for _ in range(60):
-        tried(model, [1], free(9), 99)
+        tried(model, [1], priced(9), 99)
     assert len(grown(model, [1], 9, curve)) == 0
     # It recovers though it is not drafted any more, as far as it hits.
     for trial in range(300):
@@ -286,7 +282,7 @@ def test_nothing_crosses_a_boundary() -> None:
     for end in (len(PASSAGE) - 5, len(PASSAGE)):
         store.context.begin(PASSAGE[:end])
         span = store.context.repeated_span()
-        tree = grown(store.model, PASSAGE[:end], 20, free(20), span)
+        tree = grown(store.model, PASSAGE[:end], 20, priced(20), span)
         assert BOUNDARY not in tree.tokens
         assert tree.tokens[: len(PASSAGE) - end] == PASSAGE[end:]
     store.context.learn(step([*PASSAGE, 7], 1))
@@ -345,7 +341,7 @@ def test_a_saved_memory_drafts_the_same(remembered: DraftStore) -> None:
     assert [*again.pool] == [(1, 2, 3)]
     text = [token for token in remembered.context.corpus.tokens if token != BOUNDARY]
     for end in range(60, 400, 7):
-        trees = [grown(m.model, text[:end], 9, free(9)).tokens for m in (remembered, again)]
+        trees = [grown(m.model, text[:end], 9, priced(9)).tokens for m in (remembered, again)]
         assert trees[0][:1] == trees[1][:1]
     again.context.begin(text[100:140])
     assert again.context.repeated_span() is not None

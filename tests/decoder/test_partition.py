@@ -48,49 +48,6 @@ def drafts(draw: st.DrawFn) -> tuple[Draft, list[int]]:
     return Draft(tree_of(parents), window, limit=limit, successors=2, widths=widths), loads
 
 
-@given(drafts())
-def test_every_node_is_computed_with_its_ancestors(given: tuple[Draft, list[int]]) -> None:
-    draft, loads = given
-    cut_down, shares = partition(draft, loads)
-    whole = cut_down.tree
-    assert len(shares) == len(loads)
-    # What there is no room for was added last.
-    assert whole.tokens == draft.tree.tokens[: len(whole)]
-    assert whole.parents == draft.tree.parents[: len(whole)]
-    assert {node for share in shares for node in share.nodes} == {*range(len(whole))}
-    leaves = {*range(len(whole))} - {*whole.parents}
-    assert sum(len(leaves & {*share.nodes}) for share in shares) == len(leaves)
-    for share in shares:
-        tree = share.draft.tree
-        assert [*share.nodes] == sorted({*share.nodes})
-        for own, node in enumerate(share.nodes):
-            above = tree.parents[own]
-            assert (share.nodes[above] if above != ROOT else ROOT) == whole.parents[node]
-            assert tree.tokens[own] == whole.tokens[node]
-            assert tree.depths[own] == whole.depths[node]
-            assert tree.sources[own] == whole.sources[node]
-
-
-@given(drafts())
-def test_every_column_is_computed_with_all_that_it_sees(given: tuple[Draft, list[int]]) -> None:
-    draft, loads = given
-    cut_down, shares = partition(draft, loads)
-    whole = cut_down.window
-    if whole is None:
-        assert all(share.draft.window is None for share in shares)
-        return
-    assert whole is draft.window
-    columns = [column for share in shares for column in share.columns]
-    assert columns == [*range(len(whole.last_row))]
-    for share in shares:
-        part = share.draft.window
-        assert (part is None) == (not share.columns)
-        if part is None:
-            continue
-        for own, column in enumerate(share.columns):
-            assert seen_by(part, part.last_row[own]) == seen_by(whole, whole.last_row[column])
-
-
 def seen_by(block: WindowBlock, cell: int) -> list[tuple[int, int]]:
     """Tokens and offsets that a cell sees; the current token has no bits."""
     row = block.seen[cell] if cell >= 0 else 0
@@ -98,9 +55,31 @@ def seen_by(block: WindowBlock, cell: int) -> list[tuple[int, int]]:
 
 
 @given(drafts())
-def test_no_rank_exceeds_the_limit(given: tuple[Draft, list[int]]) -> None:
+def test_all_is_computed_with_what_it_sees_within_the_limit(given: tuple[Draft, list[int]]) -> None:
     draft, loads = given
-    for share, load in zip(partition(draft, loads)[1], loads, strict=True):
+    cut_down, shares = partition(draft, loads)
+    whole, window = cut_down.tree, cut_down.window
+    # What there is no room for was added last.
+    assert whole.tokens == draft.tree.tokens[: len(whole)]
+    assert whole.parents == draft.tree.parents[: len(whole)]
+    assert {node for share in shares for node in share.nodes} == {*range(len(whole))}
+    leaves = {*range(len(whole))} - {*whole.parents}
+    assert sum(len(leaves & {*share.nodes}) for share in shares) == len(leaves)
+    assert window in (None, draft.window)
+    columns = [column for share in shares for column in share.columns]
+    assert columns == [*range(len(window.last_row) if window else 0)]
+    for share, load in zip(shares, loads, strict=True):
+        tree, part = share.draft.tree, share.draft.window
+        assert [*share.nodes] == sorted({*share.nodes})
+        for own, node in enumerate(share.nodes):
+            above = tree.parents[own]
+            assert (share.nodes[above] if above != ROOT else ROOT) == whole.parents[node]
+            assert tree.tokens[own] == whole.tokens[node]
+            assert tree.depths[own] == whole.depths[node]
+            assert tree.sources[own] == whole.sources[node]
+        assert (part is None) == (not share.columns)
+        for own, column in enumerate(share.columns):
+            assert seen_by(part, part.last_row[own]) == seen_by(window, window.last_row[column])
         width = fed(share) - 1 + load
         assert fed(share) == 1 or width <= draft.limit
         assert width <= share.draft.width

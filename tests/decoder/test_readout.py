@@ -14,12 +14,11 @@ import torch
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.errors import NaNLogitsError
 from ladecli.decoder.events import Token
-from ladecli.decoder.layout import build
 from ladecli.decoder.sampling import Sampler
-from ladecli.decoder.strategy import Draft, StepResult
-from ladecli.decoder.tree import Choose, TokenTree
+from ladecli.decoder.strategy import Draft
+from ladecli.decoder.tree import Choose
 
-from ..decoding import Asked, ids_of, run, steps_of, tokens_of
+from ..decoding import ASKED, ASKED_STEP, Asked, ids_of, read_out, run, steps_of, tokens_of
 from ..oracle import decoder_with
 from ..simulated import DEVICE, Circle, Simulated, simulated_decoder
 
@@ -53,10 +52,10 @@ def test_a_step_waits_once(
 ) -> None:
     with Simulated() as device:
         decoder = simulated_decoder(device, 1000)
-        run(decoder, [0, 1, 2], strategy, config, sampling, Limits(40))  # captures
+        run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20))  # captures
         decoder.forget(keep_memory=True)
         device.counts.clear()
-        steps = steps_of(run(decoder, [0, 1, 2], strategy, config, sampling, Limits(40)))
+        steps = steps_of(run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20)))
         assert not decoder.runner.notices
     assert device.counts["waits"] == device.counts["to host"] == len(steps)
 
@@ -72,19 +71,6 @@ def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
             assert ids_of(events) == expected
 
 
-TREE = Asked()
-for path in ([1, 2, 3], [1, 4], [5]):
-    TREE.add(path, "context", 9)
-DRAFT = Draft(TREE, successors=3)
-STEP = build([7], 3, DRAFT)
-
-
-def read(logits: torch.Tensor, sampling: SamplingConfig, tree: TokenTree = TREE) -> StepResult:
-    sampler = Sampler(sampling)
-    sampler.commit([9, 9, 0, 7])
-    return sampler.read(logits, STEP, Draft(tree, successors=3))()
-
-
 @pytest.mark.parametrize(
     ("scale", "dtype"), [(0.0, torch.float32), (0.5, torch.bfloat16), (4.0, torch.float32)]
 )
@@ -94,8 +80,8 @@ def test_a_step_is_read_out_as_on_the_host(
 ) -> None:
     """Small scales leave more tokens than a shortlist holds; half precision has ties."""
     draw = torch.Generator().manual_seed(1)
-    logits = (scale * torch.randn(len(STEP.outputs), 2000, generator=draw)).to(dtype)
-    expected = read(logits.clone(), sampling)
+    logits = (scale * torch.randn(len(ASKED_STEP.outputs), 2000, generator=draw)).to(dtype)
+    expected = read_out(logits, sampling, successors=3)
     with Simulated() as device:
 
         class Counted(Asked):
@@ -103,8 +89,8 @@ def test_a_step_is_read_out_as_on_the_host(
                 assert device.counts["waits"] <= 2  # one for the logits' way to the device
                 return super().walk(choose)
 
-        tree = Counted(TREE.tokens, TREE.parents, TREE.depths, TREE.sources)
-        found = read(logits.to(DEVICE), sampling, tree)
+        tree = Counted(ASKED.tokens, ASKED.parents, ASKED.depths, ASKED.sources)
+        found = read_out(logits.to(DEVICE), sampling, successors=3, tree=tree)
     assert found.tokens == expected.tokens
     assert found.best == expected.best
     for ours, theirs in zip(found.successors, expected.successors, strict=True):
@@ -116,10 +102,10 @@ def test_a_step_is_read_out_as_on_the_host(
 def test_logits_that_are_no_numbers_on_a_device(bad: float) -> None:
     for sampling in SETTINGS:
         with Simulated():
-            logits = torch.randn(len(STEP.outputs), 2000).to(DEVICE)
+            logits = torch.randn(len(ASKED_STEP.outputs), 2000).to(DEVICE)
             logits[3, slice(None) if bad < 0 else 1999] = bad
             with pytest.raises(NaNLogitsError):
-                read(logits, sampling)
+                read_out(logits, sampling, successors=3)
 
 
 def test_everything_is_launched_before_anything_is_waited_for() -> None:
@@ -127,11 +113,11 @@ def test_everything_is_launched_before_anything_is_waited_for() -> None:
         decoder = simulated_decoder(device, 1000)
         decoder.cache.length = 3
         sampler = Sampler(SAMPLED)
-        read = partial(sampler.read, layout=STEP, draft=DRAFT)
-        decoder.runner.start(STEP, read)()  # captures
+        read = partial(sampler.read, layout=ASKED_STEP, draft=Draft(ASKED, successors=3))
+        decoder.runner.start(ASKED_STEP, read)()  # captures
         device.counts.clear()
         began = time.perf_counter()
-        wait = decoder.runner.start(STEP, read)
+        wait = decoder.runner.start(ASKED_STEP, read)
         launched = device.counts.copy()
         wait()
         assert time.perf_counter() - began >= 0.02

@@ -20,20 +20,17 @@ from transformers import (
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.errors import NaNLogitsError
-from ladecli.decoder.layout import build
 from ladecli.decoder.noise import GumbelNoise, gumbel_noise
 from ladecli.decoder.sampling import (
     SHORTLIST,
-    Sampler,
     choose,
     draw,
     penalize_,
     restricted,
     top_tokens,
 )
-from ladecli.decoder.strategy import Draft, StepResult
 
-from ..decoding import Asked, ids_of, paths_of, run, tokens_of
+from ..decoding import ASKED, ASKED_STEP, BEFORE, ids_of, paths_of, read_out, run, tokens_of
 from ..oracle import Markov, decoder_with
 
 pytestmark = pytest.mark.slow
@@ -243,18 +240,6 @@ def test_sampled_text_is_that_of_plain_decoding_where_drafts_are_accepted(strate
 
 # Reading out a step.
 
-TREE = Asked()
-for candidate in ([1, 2, 3], [1, 4], [5]):
-    TREE.add(candidate, "context", 9)
-TEXT = [9, 9, 0, 7]
-STEP = build(TEXT[-1:], len(TEXT) - 1, Draft(TREE))
-
-
-def read(logits: Tensor, config: SamplingConfig, processors: Any = ()) -> StepResult:
-    sampler = Sampler(config, processors)
-    sampler.commit(TEXT)
-    return sampler.read(logits.clone(), STEP, Draft(TREE))()
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
@@ -264,11 +249,11 @@ def test_every_node_has_the_choice_of_plain_decoding(
 ) -> None:
     """The penalty goes by the path to a node, and the noise by its position."""
     config = SamplingConfig(temperature, top_k=6, repetition_penalty=penalty, seed=11)
-    logits = random_logits(len(STEP.outputs), 12).to(dtype)
-    output = read(logits, config)
-    for row, nodes in enumerate([[], *paths_of(TREE)]):
-        path = [TREE.tokens[node] for node in nodes]
-        text, scores = [*TEXT, *path], logits[row : row + 1].float()
+    logits = random_logits(len(ASKED_STEP.outputs), 12).to(dtype)
+    output = read_out(logits, config)
+    for row, nodes in enumerate([[], *paths_of(ASKED)]):
+        path = [ASKED.tokens[node] for node in nodes]
+        text, scores = [*BEFORE, *path], logits[row : row + 1].float()
         if penalty != 1.0:
             scores = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), scores)
         assert output.best[row] == scores.argmax()
@@ -286,12 +271,12 @@ def test_processors_come_first_and_see_the_text_and_the_path() -> None:
         scores[:, 3] += 50.0  # they may write to what they are given
         return scores
 
-    logits = random_logits(len(STEP.outputs), 12)
-    output = read(logits, SamplingConfig(), [look])
+    logits = random_logits(len(ASKED_STEP.outputs), 12)
+    output = read_out(logits, SamplingConfig(), [look])
     assert output.tokens[2].id == 3
-    assert texts[2] == [[*TEXT, 1, 2]]
+    assert texts[2] == [[*BEFORE, 1, 2]]
     assert output.best == logits.argmax(-1).tolist(), "drafts learn what the model itself said"
-    with_penalty = read(logits, SamplingConfig(repetition_penalty=1e6), [look])
+    with_penalty = read_out(logits, SamplingConfig(repetition_penalty=1e6), [look])
     assert with_penalty.tokens[-1].id == 3
     assert with_penalty.tokens[3].id != 3, "the penalty comes after processors"
 
@@ -300,16 +285,16 @@ def test_processors_come_first_and_see_the_text_and_the_path() -> None:
 @pytest.mark.parametrize("vocabulary", [12, 40_000])
 def test_logits_that_are_no_numbers_are_refused(temperature: float, vocabulary: int) -> None:
     config = SamplingConfig(temperature=temperature)
-    good = random_logits(len(STEP.outputs), vocabulary)
+    good = random_logits(len(ASKED_STEP.outputs), vocabulary)
     for place in (0, vocabulary - 1):
         for bad in (float("nan"), float("inf")):
             logits = good.clone()
             logits[3, place] = bad
             with pytest.raises(NaNLogitsError, match="NaN or infinite"):
-                read(logits, config)
+                read_out(logits, config)
         logits = good.clone()
         logits[:, place] = float("-inf")  # a token that a model rules out
-        assert read(logits, config).tokens[0].id != place
+        assert read_out(logits, config).tokens[0].id != place
     good[2] = float("-inf")
     with pytest.raises(NaNLogitsError):
-        read(good, config)
+        read_out(good, config)

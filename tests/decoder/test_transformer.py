@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.kv_cache import KVCache, Target
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import cpu_layers, families
+from ladecli.decoder.model import cpu_layers, families, weights
 from ladecli.decoder.model.cpu_layers import run_layers
 from ladecli.decoder.model.families import Family, model_facts
 from ladecli.decoder.model.stock import StockModel
@@ -30,7 +31,17 @@ from ..families import OWN, model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
 
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 LLAMA = prompt_for("llama")
+
+
+@cache
+def joined(family: str, dtype: torch.dtype, packed: bool) -> Decoder:
+    """A decoder with joined weights, as they are or in the forms of large ones; tests share it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if packed:
+            patch.setattr(weights, "SMALL", 1)
+        return load_decoder(copy.deepcopy(model_of(family)).to(dtype))
 
 
 def logits_of(decoder: Decoder, text: list[int]) -> Tensor:
@@ -47,16 +58,18 @@ def own_logits(model: Any, text: list[int]) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+@DTYPES
 @pytest.mark.parametrize("family", OWN)
-def test_logits_are_those_of_the_model(family: str, dtype: torch.dtype) -> None:
+def test_logits_are_those_of_the_model(family: str, dtype: torch.dtype, packed: bool) -> None:
     """To rounding, which for bfloat16 is measured by the model's own distance from float32."""
     model = copy.deepcopy(model_of(family)).to(dtype)
     text = prompt_for(family, 30)
     exact, own = own_logits(model_of(family), text), own_logits(model, text).float()
-    decoder = load_decoder(model)
+    decoder = joined(family, dtype, packed)
     assert isinstance(decoder.runner.model, Transformer)
     assert not decoder.runner.notices
+    assert not decoder.runner.model.keeps_weights
     found = logits_of(decoder, text).float()
     if dtype == torch.float32:
         torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
@@ -73,7 +86,7 @@ class OnDevice(KVCache):
         return super().target(index, count)._replace(start=torch.tensor([self.length]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@DTYPES
 @pytest.mark.parametrize("family", OWN)
 def test_torchscript_computes_what_python_does(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -85,8 +98,9 @@ def test_torchscript_computes_what_python_does(
     for tokens in ([3, 4, 5], [3, 6], [7]):
         rivals.add(tokens, "text", len(tokens))
 
+    model = joined(family, dtype, False).runner.model
+
     def logits(make_cache: type[KVCache]) -> Tensor:
-        model = load_decoder(copy.deepcopy(model_of(family)).to(dtype)).runner.model
         runner = Runner(model, make_cache(model.layer_shapes))
         found = [runner.run(layout.build(text, 0, Draft(TokenTree())))]
         runner.cache.keep(range(len(text)))
@@ -96,7 +110,10 @@ def test_torchscript_computes_what_python_does(
     expected = logits(KVCache)
     assert torch.equal(logits(OnDevice), expected)
     monkeypatch.setattr(cpu_layers, "scripted", lambda function: function)
+    model.use("sdpa")
     assert torch.equal(logits(KVCache), expected)
+    monkeypatch.undo()
+    model.use("sdpa")
 
 
 # Weights.
@@ -107,7 +124,7 @@ def storages(modules: list[nn.Linear]) -> set[int]:
 
 
 @pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@DTYPES
 @pytest.mark.parametrize("family", ["llama_bias", "llama_tied", "gemma2", "phi3"])
 def test_a_model_with_joined_weights_still_works(
     family: str, dtype: torch.dtype, pack: bool
