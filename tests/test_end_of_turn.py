@@ -39,8 +39,8 @@ def test_the_token_that_the_template_puts_after_an_answer_ends_it(lade: Any, run
 @pytest.mark.parametrize("option", ["--ignore-eos", "--raw"])
 def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> None:
     """A raw text is no conversation; it has the cue of one here."""
-    prompt = ("-p", "assistant\n") if option == "--raw" else ()
-    done = lade("generate", runaway, *(prompt or ("-p", "Where?")), "-n", "7", "--json", option)
+    prompt = "assistant\n" if option == "--raw" else "Where?"
+    done = lade("generate", runaway, "-p", prompt, "-n", "7", "--json", option)
     assert done.json()["text"] == "Paris.system userQ"
 
 
@@ -73,23 +73,9 @@ def test_one_added_token_right_after_the_words(
         ("assistant\nPar", "", 1),
     ],
 )
-def test_stop_strings_hold_the_text_of_tokens_as_in_generate(
+def test_stop_strings_hold_the_text_of_tokens(
     lade: Any, runaway: str, stop: str, text: str, count: int
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     found = answered(lade, runaway, "--ignore-eos", "--stop", stop)
     assert (found["text"], found["finish_reason"]) == (text, "stop")
-    tokenizer = AutoTokenizer.from_pretrained(runaway)
-    model = AutoModelForCausalLM.from_pretrained(runaway)
-    inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Where?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
-    out = model.generate(
-        **inputs, max_new_tokens=7, eos_token_id=None, stop_strings=[stop], tokenizer=tokenizer
-    )
-    assert out[0, inputs["input_ids"].shape[1] :].tolist() == found["token_ids"]
     assert len(found["token_ids"]) == count

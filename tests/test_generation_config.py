@@ -19,7 +19,6 @@ from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.rescoring import Rescorer
 from ladecli.events import Ended, TextEvent
 from ladecli.generation_config import ENDS, OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
-from ladecli.models import LoadedModel
 from ladecli.session.session import Session, Settings
 
 from .decoding import text_ids
@@ -30,41 +29,24 @@ TEXT = "the cat sat on the"
 NEW = 20
 SAMPLES = {"do_sample": True}
 SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[3, 7, 11], ngram_len=3)
+# Each value changes the greedy text or what is drawn from, but for the three of one row.
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.3},
-    {"no_repeat_ngram_size": 2},
-    {"encoder_repetition_penalty": 1.5},
-    {"encoder_no_repeat_ngram_size": 1},
-    {"bad_words_ids": [[216], [189, 112], [3, 4, 5]]},
-    {"suppress_tokens": [216, 28]},
-    {"begin_suppress_tokens": [53]},
-    {"sequence_bias": [[[112], 1.0], [[213, 216], -9.0]]},
-    {"min_length": 40},
     {"min_new_tokens": 17},
-    {"exponential_decay_length_penalty": [4, 1.4]},
-    {"forced_bos_token_id": 3},
-    {"forced_eos_token_id": 7},
-    {"remove_invalid_values": True},
-    {"renormalize_logits": True},
-    {"watermarking_config": WatermarkingConfig(bias=3.0)},
-    {"watermarking_config": SYNTH_ID},
-    {
-        "no_repeat_ngram_size": 2,
-        "repetition_penalty": 1.2,
-        "suppress_tokens": [28],
-        "min_length": 9,
-    },
+    {"encoder_repetition_penalty": 1.5, "sequence_bias": [[[112], 1.0], [[213, 216], -9.0]]},
+    {"encoder_no_repeat_ngram_size": 1, "exponential_decay_length_penalty": [4, 1.4]},
+    {"begin_suppress_tokens": [53], "no_repeat_ngram_size": 1},
+    {"bad_words_ids": [[216], [189, 112], [3, 4, 5]], "min_length": 40},
+    {"suppress_tokens": [216, 28], "repetition_penalty": 1.2, "forced_eos_token_id": 7},
+    {"forced_bos_token_id": 3, "remove_invalid_values": True, "renormalize_logits": True},
     SAMPLES,
     SAMPLES | {"temperature": 0.6, "top_k": 7},
-    SAMPLES | {"top_p": 0.8, "top_k": 0},
+    SAMPLES | {"top_p": 0.8, "top_k": 0, "epsilon_cutoff": 0.02},
     SAMPLES | {"min_p": 0.2, "repetition_penalty": 1.2},
-    SAMPLES | {"typical_p": 0.4},
-    SAMPLES | {"epsilon_cutoff": 0.02},
+    SAMPLES | {"typical_p": 0.4, "watermarking_config": WatermarkingConfig(bias=3.0)},
     SAMPLES | {"eta_cutoff": 0.05, "top_k": 0},
-    SAMPLES | {"top_h": 0.5},
-    SAMPLES | {"top_h": 0.6, "top_k": 9, "typical_p": 0.9, "no_repeat_ngram_size": 3},
-    SAMPLES | {"watermarking_config": WatermarkingConfig(), "renormalize_logits": True},
+    SAMPLES | {"top_h": 0.5, "renormalize_logits": True},
     SAMPLES | {"watermarking_config": SYNTH_ID, "temperature": 1.3},
 ]
 each = pytest.mark.parametrize("given", CONFIGS, ids=lambda given: ",".join(given) or "nothing")
@@ -219,10 +201,10 @@ def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
 
 
 def test_limits_of_the_user_come_first(session: Session, generating: Any) -> None:
-    generating(max_new_tokens=5)
-    assert len(text_ids(stream(session, new=9))) == 9
-    generating(max_length=3)  # the prompt is longer: `generate` refuses it
-    assert len(text_ids(stream(session, new=9))) == 9
+    # The prompt is longer than 3 tokens: `generate` refuses that.
+    for limit in ({"max_new_tokens": 5}, {"max_length": 3}):
+        generating(**limit)
+        assert len(text_ids(stream(session, new=9))) == 9
 
 
 # The same text as `generate`.
@@ -322,22 +304,19 @@ def test_a_folder_is_decoded_as_generate_decodes_it(
     ids = tokenizer("the", return_tensors="pt")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     theirs = model.generate(**ids, pad_token_id=0)[0, ids["input_ids"].shape[1] :].tolist()
-    for strategy in ("lookahead", "autoregressive"):
-        result = lade("generate", folder, "-p", "the", "--json", "--strategy", strategy)
-        answer = result.json()
-        assert (answer["token_ids"], answer["finish_reason"]) == (theirs, "length")
-        assert "stopped at 20 tokens" in result.err
-    prompts = rows_file({"prompt": "the cat"}, {"prompt": "def f"})
-    verified = lade("verify", folder, "--prompts", prompts, "-n", "20")
+    result = lade("generate", folder, "-p", "the", "--json")
+    answer = result.json()
+    assert (answer["token_ids"], answer["finish_reason"]) == (theirs, "length")
+    assert "stopped at 20 tokens" in result.err
+    # Against plain decoding.
+    verified = lade("verify", folder, "--prompts", rows_file({"prompt": "the cat"}), "-n", "20")
     assert verified.code == 0, verified.err
-
-
-def test_sampling_alone_keeps_the_50_most_probable_tokens(loaded: LoadedModel) -> None:
-    assert loaded.defaults.sampling == SamplingConfig(temperature=1.0, top_k=50)
 
 
 def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:
     """A user who asks for samples gets them as the file has it, which alone asks for none."""
+    generating(do_sample=True)
+    assert session.loaded.defaults.sampling == SamplingConfig(temperature=1.0, top_k=50)
     generating(do_sample=False, temperature=0.5, top_k=9)
     assert session.loaded.defaults.sampling == SamplingConfig()
     assert session.loaded.defaults.greedy == SamplingConfig(top_k=9)
@@ -346,9 +325,3 @@ def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> 
     assert session.loaded.defaults.greedy == SamplingConfig(top_p=0.6)
     chat = session.loaded.defaults.sampling
     assert (chat.temperature, chat.top_p) == (0.7, 0.6)
-
-
-@pytest.fixture
-def loaded(model_folder: str, tmp_path: Path) -> LoadedModel:
-    change = stating("generation_config.json", do_sample=True)
-    return models.load(models.plan(copied(model_folder, tmp_path / "copy", change)))

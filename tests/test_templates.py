@@ -251,31 +251,23 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
-    found: Case = CASES[request.param]
-    return found
-
-
-def expected(case: Case, folder: str, *said: str) -> list[int]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return list(
-        tokenizer.apply_chat_template(
-            case.messages(*said),
-            add_generation_prompt=True,
-            return_dict=True,
-            **case.arguments,
-        )["input_ids"]
+def expected(case: Case, tokenizer: Any, *said: str) -> tuple[int, str]:
+    """The right prompt: how many tokens, and its text."""
+    given = tokenizer.apply_chat_template(
+        case.messages(*said), add_generation_prompt=True, return_dict=True, **case.arguments
     )
+    return len(given["input_ids"]), tokenizer.decode(given["input_ids"])
 
 
-def prompt_of(folder: str, trace: Path) -> tuple[int, str]:
+def prompt_of(trace: Path) -> tuple[int, str]:
     header = read_trace(trace).header
     return header.prompt_tokens, header.prompt
 
 
-def test_prompts_and_answers_of_two_turns(lade: Any, case: Case, tmp_path: Path) -> None:
-    folder, trace = case.folder.write(tmp_path / "model"), tmp_path / "trace"
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_and_answers_of_two_turns(lade: Any, name: str, tmp_path: Path) -> None:
+    case, trace = CASES[name], tmp_path / "trace"
+    folder = case.folder.write(tmp_path / "model")
     common = (folder, "-s", SYSTEM, "--trace", str(trace), "-n", "20", *case.options)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
@@ -283,15 +275,13 @@ def test_prompts_and_answers_of_two_turns(lade: Any, case: Case, tmp_path: Path)
     found = done.json()
     assert (found["text"], found["reasoning"]) == (case.answer, case.thinks)
     assert found["finish_reason"] == "eos"
-    ids = expected(case, folder, FIRST)
-    assert prompt_of(folder, trace) == (len(ids), tokenizer.decode(ids))
+    assert prompt_of(trace) == expected(case, tokenizer, FIRST)
     assert ("before your first message" in done.err) == (case.system == "user")
 
     done = lade("chat", *common, typed=f"{FIRST}\n{SECOND}\n")
     assert done.code == 0, done.err
     assert done.out == f"{case.answer}\n" * 2
-    ids = expected(case, folder, FIRST, case.answer, SECOND)
-    assert prompt_of(folder, trace) == (len(ids), tokenizer.decode(ids))
+    assert prompt_of(trace) == expected(case, tokenizer, FIRST, case.answer, SECOND)
 
 
 def say(lade: Any, folder: str, *options: str) -> Any:
@@ -407,8 +397,8 @@ def muser(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, rows_file: Any) -> None:
     """Later turns carry the reasoning, with every method, and notices are told."""
     case, path = CASES["schema"], rows_file({"system": SYSTEM, "turns": [FIRST, SECOND]})
-    turns = ((FIRST,), (FIRST, case.answer, SECOND))
-    wanted = [len(expected(case, muser, *said)) for said in turns]
+    tokenizer, turns = AutoTokenizer.from_pretrained(muser), ([FIRST], [FIRST, case.answer, SECOND])
+    wanted = [expected(case, tokenizer, *said)[0] for said in turns]
     asked = (muser, "--prompts", path, "--template-arg", "nothing=1", "-n", "20", "--json")
     verified = lade("verify", *asked)
     assert [each["prompt_tokens"] for each in verified.json()["answers"]] == wanted

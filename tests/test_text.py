@@ -10,13 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
-from ladecli.session.text import (
-    REPLACEMENT,
-    Detokenizer,
-    StopStrings,
-    Text,
-    TextStream,
-)
+from ladecli.session.text import REPLACEMENT, Detokenizer, StopStrings, Text, TextStream
 
 from .tokenizers_here import byte_fallback, byte_level
 
@@ -114,18 +108,6 @@ def test_stop_strings_cut_where_the_first_one_starts(pieces: list[str], stops: l
         assert not any(stop in "".join(pieces[:ends]) for stop in stops)
 
 
-def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
-    tokenizer = byte_level()
-    stream = TextStream(tokenizer, stops=("cat sat",))
-    shown = ""
-    for token in ids_of(tokenizer, "the cat sat on the mat"):
-        stopped = stream.feed(token)
-        shown += "".join(part.text for part in stream.take([token]))
-        if stopped:
-            break
-    assert shown + stream.flush().text == "the "
-
-
 STOPS = ("t", "the", " the", "cat sat", "\n\n", "<|end|>", "</s>", "at<|end|>", "ü", "|>a")
 PARTS = ("the", " cat", "sat", "\n", "<|end|>", "</s>", "at", "ü", "a", "|>")
 SOME_PARTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=9).map("".join)
@@ -146,20 +128,3 @@ def test_a_text_stops_where_generate_stops_it(
     lengths = range(1, len(tokens) + 1)
     theirs = [bool(criterion(torch.tensor([prompt + tokens[:n]]), None)) for n in lengths]
     assert [*ours, True].index(True) == [*theirs, True].index(True)
-
-
-def test_take_gives_a_piece_for_every_token() -> None:
-    tokenizer = byte_level()
-    stream = TextStream(tokenizer, stops=("zzz",))
-    tokens = ids_of(tokenizer, "你 the z zz")
-    for token in tokens[:4]:
-        stream.feed(token)
-    # Those after the fourth have not been fed yet.
-    pieces = stream.take(tokens)
-    assert len(pieces) == len(tokens)
-    assert "".join(part.text for part in (*pieces, stream.flush())) == "你 the z zz"
-    assert stream.take([]) == []
-
-
-def test_empty_stop_strings_are_ignored() -> None:
-    assert StopStrings(["", ""]).feed(Text.plain("abc")).visible == "abc"
