@@ -27,7 +27,8 @@ import ladecli
 from . import forked
 
 DEMO = str(Path(ladecli.__file__).with_name("demo"))
-QUESTION = [{"role": "user", "content": "What is lookahead decoding?"}]
+HI = {"role": "user", "content": "What is lookahead decoding?"}
+QUESTION = [HI]
 KEY = "a key"
 ORIGIN = "http://localhost:3000"
 JSON = {"Content-Type": "application/json"}
@@ -118,14 +119,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with a key, an origin, and a template that may begin with reasoning."""
+    """A server for others, with a key, an origin, and a template that may begin with reasoning."""
     home = tmp_path_factory.mktemp("home")
     template = home / "template"
     template.write_text(
         "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}<|end|>\n"
         "{% endfor %}<|assistant|>\n{% if thinks %}<think>\n{% endif %}"
     )
-    options = ("--api-key", KEY, "--cors", ORIGIN, "--chat-template", str(template))
+    options = ("--host", "0.0.0.0", "--api-key", KEY, "--cors", ORIGIN)
+    options += ("--chat-template", str(template))
     with Server(home, *options, "--system", "Be brief.", "-n", "9") as started:
         yield started
 
@@ -302,40 +304,40 @@ def test_log_probabilities_of_a_chat(server: Server) -> None:
         assert all(likely) == (more == {}), "a penalty is no part of them"
 
 
-def test_a_prediction_makes_an_answer_faster(server: Server) -> None:
-    asked: dict[str, Any] = {"model": "demo", "prompt": "import ", "max_tokens": 60}
-    with server.client() as client:
-        slow = client.completions.create(**asked)
-        known = {"type": "content", "content": [{"type": "text", "text": slow.choices[0].text}]}
-        fast = client.completions.create(**asked, extra_body={"prediction": known})
-    assert fast.choices[0].text == slow.choices[0].text
-    assert fast.lade["steps"] < slow.lade["steps"]
+@pytest.mark.parametrize(("prompt", "in_parts"), [("import ", False), ("while ", True)])
+def test_a_prediction_makes_an_answer_faster(
+    server: Server, lade: Any, prompt: str, in_parts: bool
+) -> None:
+    alone = lade("generate", "--raw", "-p", prompt, "-n", "60", "--json").json()
+    known = [{"type": "text", "text": alone["text"]}] if in_parts else alone["text"]
+    prediction = {"type": "content", "content": known}
+    asked = {"prompt": prompt, "max_tokens": 60, "prediction": prediction}
+    found = server.ask("/v1/completions", asked)[1]
+    assert found["choices"][0]["text"] == alone["text"]
+    assert found["lade"]["steps"] < alone["decode"]["steps"] / 2
 
 
 def test_a_stop_string_ends_an_answer(server: Server) -> None:
-    asked = {"messages": QUESTION, "max_tokens": 60}
-    whole = server.ask("/v1/chat/completions", asked)[1]["choices"][0]["message"]["content"]
+    def ask(**more: Any) -> tuple[str, str]:
+        asked = {"messages": QUESTION, "max_tokens": 60} | more
+        found = server.ask("/v1/chat/completions", asked)[1]["choices"][0]
+        return found["message"]["content"], found["finish_reason"]
+
+    whole, _ = ask()
     word = whole.split()[3]
     for stop in (word, [word, "nowhere in it"]):
-        found = server.ask("/v1/chat/completions", asked | {"stop": stop})[1]["choices"][0]
-        assert found["message"]["content"] == whole[: whole.index(word)]
-        assert found["finish_reason"] == "stop"
+        assert ask(stop=stop) == (whole[: whole.index(word)], "stop")
 
 
 def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
     with guarded.client() as client:
         usual = client.chat.completions.create(model="demo", messages=QUESTION)
-        thinks = client.chat.completions.create(
-            model="demo",
-            messages=[{"role": "developer", "content": "Be kind."}, *QUESTION],
-            extra_body={"chat_template_kwargs": {"thinks": True}},
-        )
-        with client.chat.completions.create(
-            model="demo",
-            messages=QUESTION,
-            stream=True,
-            extra_body={"chat_template_kwargs": {"thinks": True}},
-        ) as stream:
+        thinking: dict[str, Any] = {
+            "model": "demo", "extra_body": {"chat_template_kwargs": {"thinks": True}}
+        }  # fmt: skip
+        asked = [{"role": "developer", "content": "Be kind."}, *QUESTION]
+        thinks = client.chat.completions.create(messages=asked, **thinking)
+        with client.chat.completions.create(messages=QUESTION, stream=True, **thinking) as stream:
             deltas = [chunk.choices[0].delta for chunk in stream]
     assert usual.usage.completion_tokens == 9
     assert usual.choices[0].message.content
@@ -368,13 +370,9 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": "Hello"}, "messages", "a valid array"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "'user'"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages",
-            "image_url",
-        ),
-        ({"messages": [{"role": "user", "content": None}]}, "messages", "text, or a list of parts"),
-        ({"messages": [{"role": "user", "content": "a " * 5000}]}, None, "shorten the prompt"),
+        ({"messages": [HI | {"content": [{"type": "image_url"}]}]}, "messages", "image_url"),
+        ({"messages": [HI | {"content": None}]}, "messages", "text, or a list of parts"),
+        ({"messages": [HI | {"content": "a " * 5000}]}, None, "shorten the prompt"),
         ({"chat_template_kwargs": {"tokenize": False}}, None, "tokenize is no variable"),
         ({"stream": "yes"}, "stream", "a valid boolean"),
     ],
@@ -390,15 +388,10 @@ def test_a_request_that_cannot_be_answered(
 
 
 def test_what_changes_nothing_is_ignored(server: Server) -> None:
-    ignored = {
-        "user": "me",
-        "metadata": {},
-        "store": True,
-        "n": 1,
-        "tools": [],
-        "tool_choice": None,
-    }
-    body = {"messages": QUESTION, "max_tokens": 2, "frequency_penalty": 0} | ignored
+    body = {
+        "messages": QUESTION, "max_tokens": 2, "frequency_penalty": 0, "user": "me",
+        "metadata": {}, "store": True, "n": 1, "tools": [], "tool_choice": None,
+    }  # fmt: skip
     assert server.ask("/v1/chat/completions", body)[0] == 200
 
 
@@ -416,6 +409,7 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
 
 
 def test_a_key_is_asked_for(guarded: Server) -> None:
+    assert not [line for line in guarded.lines if "--api-key" in line], "nothing is warned of"
     assert guarded.ask("/health")[:2] == (200, {"status": "ok"})
     for key in ("", "Bearer another", "Bearer \xe4"):
         status, error = guarded.refusal("/v1/models", None, Authorization=key)
@@ -451,22 +445,28 @@ def http_post(path: str, body: bytes, length: int | None = None) -> bytes:
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"{", 400),
-        (b"", 400),
-        (b"\xff\xfe", 400),
-        (b'{"prompt": "\\ud800"}', 400),
-        (b"[" * 100_000, 400),
-        (b'{"prompt": ' + b"9" * 100_000 + b"}", 400),
-        (b'"' + b"x" * (5 << 20) + b'"', 413),
-    ],
-    ids=("cut", "empty", "not UTF-8", "surrogate", "deep", "number", "large"),
-)
-def test_a_body_that_means_harm(server: Server, body: bytes, status: int) -> None:
+BODIES: list[tuple[bytes, int, str]] = [
+    (b"{", 400, "JSON"),
+    (b"", 400, "JSON"),
+    (b"\xff\xfe", 400, "JSON"),
+    (b'{"prompt": "\\ud800"}', 400, "JSON"),
+    (b"[" * 100_000, 400, "JSON"),
+    (b'{"prompt": ' + b"9" * 100_000 + b"}", 400, "JSON"),
+    (b'"' + b"x" * (5 << 20) + b'"', 413, ""),
+    *(
+        (json.dumps({"prompt": p}).encode(), 400, "one text")
+        for p in (["a", "b"], [1, 2], [], None)
+    ),
+]
+"""Bodies that mean harm or ask for several texts, the status and a word of the answer."""
+
+
+@pytest.mark.parametrize(("body", "status", "words"), BODIES, ids=lambda each: str(each)[:12])
+def test_a_body_that_is_refused(server: Server, body: bytes, status: int, words: str) -> None:
     found, error = server.refusal("/v1/completions", body)
     assert (found, len(error["message"]) < 200) == (status, True)
+    assert words in error["message"]
+    assert error["param"] == ("prompt" if words == "one text" else None)
 
 
 def test_a_large_body_in_pieces_is_not_read_to_its_end(server: Server) -> None:
@@ -493,13 +493,6 @@ def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
         assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [], None])
-def test_one_text_is_continued_at_a_time(server: Server, prompt: object) -> None:
-    status, error = server.refusal("/v1/completions", {"prompt": prompt})
-    assert (status, error["param"]) == (400, "prompt")
-    assert "one text" in error["message"]
-
-
 def test_other_paths_and_methods(server: Server) -> None:
     status, said = server.refusal("/v1/embeddings", {})
     assert (status, said["message"].split(";")[0]) == (404, "there is no POST /v1/embeddings")
@@ -511,28 +504,27 @@ def test_other_paths_and_methods(server: Server) -> None:
 # Beginning and end.
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_within_seconds(tmp_path: Path, number: signal.Signals) -> None:
-    with Server(tmp_path) as server, server.client() as client:
-        with client.completions.create(
-            model="demo", prompt="def ", stream=True, extra_body={"ignore_eos": True}
-        ) as stream:
-            chunks = iter(stream)
-            next(chunks)
-            began = time.monotonic()
-            os.kill(server.pid, number)
-            with pytest.raises(openai.APIError, match="is ending"):
-                list(chunks)
-        assert server.wait(5) == 0
-        assert time.monotonic() - began < 4
-
-
-def test_what_is_known_goes_from_run_to_run(tmp_path: Path) -> None:
+def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path) -> None:
     steps = []
-    for _ in range(2):
-        with Server(tmp_path, "--pool-file", str(tmp_path / "pool")) as server:
-            body = {"prompt": "import ", "max_tokens": 60}
-            steps.append(server.ask("/v1/completions", body)[1]["lade"]["steps"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        pool = ("--pool-file", str(tmp_path / "pool"))
+        with Server(tmp_path, "--host", "0.0.0.0", *pool) as server, server.client() as client:
+            known = {"prompt": "import ", "max_tokens": 60}
+            steps.append(
+                server.ask("/v1/completions", known, Host="any.example")[1]["lade"]["steps"]
+            )
+            with client.completions.create(
+                model="demo", prompt="def ", stream=True, extra_body={"ignore_eos": True}
+            ) as stream:
+                chunks = iter(stream)
+                next(chunks)
+                began = time.monotonic()
+                os.kill(server.pid, number)
+                with pytest.raises(openai.APIError, match="is ending"):
+                    list(chunks)
+            assert server.wait(5) == 0
+            assert time.monotonic() - began < 4
+            assert "--api-key" in server.lines[-2], "its door is open"
     assert steps[1] < steps[0]
 
 
@@ -556,11 +548,3 @@ def test_a_key_is_not_shown(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     out = lade("config", "show").out
     assert "LADE_API_KEY" in out
     assert "very secret" not in out
-
-
-def test_an_open_door_is_warned_of(tmp_path: Path) -> None:
-    with Server(tmp_path, "--host", "0.0.0.0") as server:
-        assert "--api-key" in server.lines[-2]
-        assert server.ask("/v1/models", None, Host="any.example")[0] == 200
-    with Server(tmp_path, "--host", "0.0.0.0", "--api-key", KEY) as server:
-        assert [line for line in server.lines if "--api-key" in line] == []
