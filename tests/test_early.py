@@ -29,7 +29,7 @@ def demo_with(folder: Path, **files: str | bytes | None) -> str:
     return str(folder)
 
 
-def test_refusals_import_no_torch(tmp_path: Path) -> None:
+def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> None:
     weights = (DEMO / "model.safetensors").read_bytes()
     with zipfile.ZipFile(tmp_path / "whole", "w") as archive:
         archive.writestr("data.pkl", b"0" * 999)
@@ -57,24 +57,21 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
         (copy("template", **{template: "{% if %}"}),): "the model's chat template is broken",
         ("demo", "--chat-template", str(tmp_path / "broken")): "broken is broken",
     }
-    called = fresh.calls(*(("generate", *arguments, "-p", "a") for arguments in cases))
-    for each, expected in zip(called, cases.values(), strict=True):
-        assert expected in each.refused(each.code)
-        assert each.code in (1, 2)
-        assert not each.imported & {"torch", "transformers"}
-
-
-def test_what_needs_no_model_imports_no_torch() -> None:
     helped = ([], *([name] for name in COMMANDS if " " not in name))
-    asked = [
+    without_model = [
         *([*name, "--help"] for name in helped),
         *(["--version"], [], ["config", "show"]),
         *([name, "./nowhere"] for name in ("generate", "chat", "doctor", "serve")),
     ]
-    *called, models = fresh.calls(*asked, ["models"])
-    for arguments, each in zip(asked, called, strict=True):
-        assert not each.imported & {"torch", "transformers", "numpy"}, arguments
-    assert not models.imported & {"torch", "transformers"}
+    refused = (("generate", *arguments, "-p", "a") for arguments in cases)
+    called = iter(fresh.calls(*without_model, ["models"], *refused))
+    for arguments in without_model:
+        assert not next(called).imported & {"torch", "transformers", "numpy"}, arguments
+    assert not next(called).imported & {"torch", "transformers"}, "models"
+    for each, expected in zip(called, cases.values(), strict=True):
+        assert expected in each.refused(each.code)
+        assert each.code in (1, 2)
+        assert not each.imported & {"torch", "transformers"}
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, "--json", "-q")
     assert (done.code, done.err) == (0, "")
     found = done.json()
-    assert found["schema"] == SCHEMA
+    assert found["schema"] == SCHEMA == "lade-bench/1"
     assert [c["name"] for c in found["contenders"]] == list(DEFAULT)
     assert found["compile_seconds"] == 0.0
     assert found["reference"] == "autoregressive"
