@@ -847,7 +847,7 @@ def test_mistakes_in_a_piped_chat(
     assert result.err.count("\n") == (1 if message else 0)
 
 
-def test_a_piped_chat_goes_on_after_a_mistake(lade: Any, beyond: str) -> None:
+def test_a_piped_chat_goes_on_after_such_a_message(lade: Any, beyond: str) -> None:
     alone, after = (
         lade("chat", beyond, "-n", "6", "-q", typed=f"{begin}What is the pool?\n")
         for begin in ("", "Use a <tool>\n")

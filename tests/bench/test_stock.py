@@ -145,7 +145,7 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stock, "compile_config", lambda: config)
     try:
         before, compiled = stock.compilations(), runner(session, strategy=STOCK_COMPILED)
-        for text in TEXTS:
+        for text in TEXTS[:2]:
             prompt = session.encode(text)
             assert answered(compiled, prompt).ids == own(session, prompt, ON)
         assert stock.compilations() == before + 1
