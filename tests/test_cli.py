@@ -291,12 +291,9 @@ MISTAKES = {
     f"{A} --sources x": "unknown source 'x'; known sources: trajectory",
     f"{A} --sources ,": "sources must name at least one of",
     f"{A} --attention x": "unknown attention 'x'",
-    f"{A} --color x": "unknown color 'x'",
-    f"{A} --device cuda:1": "no CUDA device",
     f"{A} --device tpu": "unknown device 'tpu'",
     f"{A} --device-map banana": "unknown device-map 'banana'; use one of auto, balanced,",
     f"{A} -n 0": "max-new-tokens must be at least 1, not 0",
-    f"{A} --max-context 2": "max-context must be at least 16, not 2",
     f"{A} --raw --system x": "system needs the chat template; leave raw or system out",
     "generate '' -p a": "MODEL is empty; name a model",
     "generate --nonsense": "No such option: --nonsense",
@@ -352,8 +349,10 @@ MISTAKES = {
     "profiles show --quantize 3bit": "unknown quantize '3bit'",
     "profiles show --device cuda": "no CUDA device: ",
     "profiles --json show": "--json stands before show",
-    "config show --color x": "unknown color 'x'; use one of auto, always, never",
-    "replay x --color x": "unknown color 'x'; use one of auto, always, never",
+    **{
+        f"{command} --color x": "unknown color 'x'; use one of auto, always, never"
+        for command in (A, "config show", "replay x")
+    },
 }
 """What is refused before a model is loaded, and a part of the line that says so."""
 
@@ -468,11 +467,6 @@ def holding(name: str, data: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def half_of_the_weights(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def a_layer_less(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -516,15 +510,10 @@ def tokenizer_is(name: str, data: bytes) -> Callable[[Path], object]:
     return change
 
 
-def pointer(name: str) -> Callable[[Path], object]:
-    """What puts that into a file which a clone without Git LFS has there."""
-    line = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
-    return holding(name, line.encode())
-
-
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+"""What a clone without Git LFS has in place of a file."""
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (without("config.json"), "holds no config.json"),
-    "half of the weights": (half_of_the_weights, "model.safetensors is damaged or cut off"),
     "no weights": (without("model.safetensors"), "holds no weights"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
     "other shape": (stating("config.json", intermediate_size=52), "the weights"),
@@ -548,8 +537,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         tokenizer_is("x.tiktoken", b"aGk= 0\n"),
         "pip install sentencepiece protobuf tiktoken",
     ),
-    "pointer for weights": (pointer("model.safetensors"), "run git lfs pull"),
-    "pointer for tokens": (pointer("tokenizer.json"), "run git lfs pull"),
+    "pointer for tokens": (holding("tokenizer.json", POINTER.encode()), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer cannot be loaded"),
     "unknown family": (
         holding("config.json", b'{"model_type": "nonsense"}'),

@@ -48,12 +48,12 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
         ("demo", "--attention", "flash"): "attention 'flash' needs",
         ("demo", "--attention", "triton"): "attention 'triton' needs",
         ("demo", "--cuda-graphs"): "no CUDA graphs",
-        ("demo", "--max-context", "2"): "max-context must be at least",
+        ("demo", "--max-context", "2"): "max-context must be at least 16, not 2",
         (copy("cut", model__safetensors=weights[:-9]),): "model.safetensors is damaged or cut off",
         (
             copy("zip", model__safetensors=None, **{"pytorch_model__bin": pickled}),
         ): "pytorch_model.bin is damaged or cut off",
-        (copy("lfs", model__safetensors=POINTER),): "Git LFS pointer in place of model.safe",
+        (copy("lfs", model__safetensors=POINTER),): "run git lfs pull",
         (copy("template", **{template: "{% if %}"}),): "the model's chat template is broken",
         ("demo", "--chat-template", str(tmp_path / "broken")): "broken is broken",
     }

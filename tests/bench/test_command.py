@@ -85,16 +85,20 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     assert found["bandwidth"] > 1e8
 
 
-def test_compiled_steps_of_transformers_beside_ours(
+def test_reports_of_compiled_steps_beside_ours(
     lade: Any, model_folder: str, prompts: Path, compiler: Compiler, tmp_path: Path
 ) -> None:
-    figures = tmp_path / "r.json"
-    reports = ("--report", str(figures))
+    files = [tmp_path / f"r.{kind}" for kind in ("html", "md", "json")]
+    reports = [word for file in files for word in ("--report", str(file))]
     chosen = ("--strategies", "autoregressive,lookahead,hf,hf-compiled")
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen, *reports)
     assert done.code == 0
     assert done.err.startswith("lade: compiling the steps of hf-compiled, which can take minutes")
-    found = read(figures)
+    for file in files:
+        assert f"written to {file}" in done.err
+        assert file.stat().st_size > 1000
+    found = read(files[2])
+    assert found.conditions.rows == 3
     assert [len(found.runs_of(c.name)) for c in found.methods] == [4, 4, 4, 4]
     for row, turn in {(run.row, run.turn) for run in found.runs}:
         same = {run.digest for run in found.runs if (run.row, run.turn) == (row, turn)}
@@ -102,22 +106,9 @@ def test_compiled_steps_of_transformers_beside_ours(
     assert compiler.count <= 2
     assert found.compile_seconds > 0.0
     assert found.failures == ()
-    assert "transformers' compiled generate" in done.out
-
-
-def test_a_table_and_reports(lade: Any, model_folder: str, prompts: Path, tmp_path: Path) -> None:
-    files = [tmp_path / f"r.{kind}" for kind in ("html", "md", "json")]
-    flags = [word for file in files for word in ("--report", str(file))]
-    chosen = ("--strategies", "autoregressive,lookahead")
-    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen, *flags)
-    assert done.code == 0
-    assert "plain decoding" in done.out
-    assert "4/4" in done.out
+    for words in ("plain decoding", "transformers' compiled generate", "4/4"):
+        assert words in done.out
     assert "\x1b" not in done.out
-    for file in files:
-        assert f"written to {file}" in done.err
-        assert file.stat().st_size > 1000
-    assert read(files[2]).conditions.rows == 3
 
 
 def test_prompts_that_are_too_long_are_left_out(
