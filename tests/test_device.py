@@ -14,15 +14,7 @@ from ladecli.errors import UsageError
 from ladecli.options.model import StepOptions
 from ladecli.session import setup as decode_setup
 from ladecli.specs import device
-from ladecli.specs.device import (
-    Details,
-    Device,
-    details,
-    detect,
-    free_memory,
-    gpu_build,
-    present,
-)
+from ladecli.specs.device import Details, Device, details, detect, free_memory, gpu_build, present
 
 from .profiles.makers import shape
 
@@ -136,18 +128,12 @@ def test_devices_that_are_not_here(
         ("/docker/of/the/host", {"memory.max": f"{GIB}", "memory.current": f"{2 * GIB}"}, 1, 0),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("patch")
 def test_a_group_may_have_less_than_the_machine(
-    patch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    own: str,
-    files: dict[str, str],
-    total: int,
-    free: int,
+    tmp_path: Path, own: str, files: dict[str, str], total: int, free: int
 ) -> None:
-    for name, text in {
-        "proc/self/cgroup": f"0::{own}",
-        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
-    }.items():
+    groups = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/self/cgroup": f"0::{own}", **groups}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     found = detect()

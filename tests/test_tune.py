@@ -19,15 +19,7 @@ from ladecli.decoder.strategy import Room, State
 from ladecli.files import toml
 from ladecli.profiles import races, user
 from ladecli.specs.device import detect
-from ladecli.tune.measure import (
-    CURRENT,
-    PLAIN,
-    Curve,
-    Outcome,
-    Tuner,
-    candidates,
-    setting_of,
-)
+from ladecli.tune.measure import CURRENT, PLAIN, Curve, Outcome, Tuner, candidates, setting_of
 
 PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
 COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
@@ -133,10 +125,7 @@ def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     ids=["by memory", "by cost and by the time of reading", "by the model's context"],
 )
 def test_what_cannot_be_measured_is_left_out(
-    decoder: FakeDecoder,
-    seconds: float,
-    widths: tuple[int, ...],
-    contexts: tuple[int, ...],
+    decoder: FakeDecoder, seconds: float, widths: tuple[int, ...], contexts: tuple[int, ...]
 ) -> None:
     cost = curve_of(decoder, seconds).cost
     assert (cost.widths, cost.contexts) == (widths, contexts)
