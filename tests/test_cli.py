@@ -53,9 +53,7 @@ def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
     assert (quiet.code, quiet.out, quiet.err) == (0, result.out, "")
 
 
-def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(
-    lade: Any,
-) -> None:
+def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(lade: Any) -> None:
     roomy = ("--max-context", "600", "--ignore-eos", "--no-stats")
     result = lade("generate", "-p", "def ", "--raw", *roomy)
     assert result.err == "lade: stopped at 512 tokens; -n sets another limit\n"

@@ -173,12 +173,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     ],
 )
 def test_findings(
-    arguments: str,
-    name: str,
-    level: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    checked: Any,
+    arguments: str, name: str, level: str, words: str, monkeypatch: pytest.MonkeyPatch, checked: Any
 ) -> None:
     if arguments.startswith("LADE_"):
         monkeypatch.setenv(*arguments.split("="))

@@ -80,7 +80,7 @@ def test_what_was_there_stays_until_the_new_file_is_whole(
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_a_planted_link_is_not_followed(tmp_path: Path, lade: Any) -> None:
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     """Of the names that a temporary file could have, none can be guessed."""
     target, folder = tmp_path / "precious", tmp_path / "shared"
     target.write_text("precious")

@@ -106,8 +106,7 @@ def test_a_processor_computes_in_float32_where_that_fits(
 def fp8(tmp_path: Path) -> str:
     """A checkpoint in FP8 with a scale for every block."""
     name = demo_with(
-        tmp_path / "fp8",
-        quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]},
+        tmp_path / "fp8", quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]}
     )
     tensors = {}
     for key, weight in load_file(DEMO / "model.safetensors").items():

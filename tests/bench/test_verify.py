@@ -222,7 +222,7 @@ def test_the_distribution(
     assert any(trial["prefix"] for trial in trials), "no prefix was frequent enough"
     assert any(trial["corrected"] < sampled["level"] for trial in trials) is faulty
     assert set(trials[0]) == {
-        *("row", "position", "prefix", "samples", "cells", "statistic", "p", "corrected"),
+        *("row", "position", "prefix", "samples", "cells", "statistic", "p", "corrected")
     }
 
 

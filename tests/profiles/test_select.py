@@ -43,8 +43,7 @@ def test_shipped_profiles_settle_every_model_by_plausible_figures(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"),
-    [(CPU, "cpu"), (APPLE, "apple"), (A100, "a100-80gb"), (ACME, "gpu")],
+    ("device", "expected"), [(CPU, "cpu"), (APPLE, "apple"), (A100, "a100-80gb"), (ACME, "gpu")]
 )
 def test_devices_find_their_profile(device: Device, expected: str) -> None:
     choice = profiles.select(None, device, shape())
