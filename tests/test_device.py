@@ -58,6 +58,7 @@ def test_this_very_machine() -> None:
     assert found.threads == torch.get_num_threads()
     assert 0 < free_memory(found) <= found.memory
     assert details(found).driver is None
+    assert (device.glance().kind, device.glance().label) == ("cpu", found.label)
 
 
 @pytest.mark.parametrize(("used", "free"), [(4, 8), (11, 1)])
