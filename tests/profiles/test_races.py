@@ -49,7 +49,7 @@ def test_where_nothing_can_be_written_nothing_is(
 def test_a_load_races_once_and_steps_cost_what_products_do_but_for_a_tuned_profile(
     lade: Any,
 ) -> None:
-    ladecli.load("demo")
+    assert lade("generate", "-p", "def ", "-n", "4", "--device", "cpu").code == 0
     here = detect("cpu")
     results = races.read(here)
     assert any(name.startswith("float32 ") for name in results)
