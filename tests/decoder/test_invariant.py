@@ -98,12 +98,10 @@ def invariant_decoder(family: str, dtype: torch.dtype) -> Decoder:
     return decoder
 
 
-def one_by_one(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """The logits after the last of them, fed one at a time."""
-    logits = torch.empty(0)
-    for token in tokens:
-        logits = decoder.runner.run(build([token], decoder.cache.length, Draft()))
-        decoder.cache.keep([0])
+def read(decoder: Decoder, tokens: list[int]) -> Tensor:
+    """The logits after the last of them, which are read in one step."""
+    logits = decoder.runner.run(build(tokens, decoder.cache.length, Draft()))
+    decoder.cache.keep(range(len(tokens)))
     return logits[0].clone()
 
 
@@ -116,19 +114,18 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.d
     for length, width in ((3, 2), (14, 9), (context // 3, 30), (context // 2, 124)):
         boundary = decoder.facts.rope_boundary
         width = min(width, context - length)
-        decoder.cache.truncate(0)
-        one_by_one(decoder, text[:length])
         tree = random_tree(draw, width - 1)
-        deepest = length + max(tree.depths)
-        if boundary is not None and length <= boundary <= deepest:
+        deepest = max(range(len(tree)), key=tree.depths.__getitem__)
+        if boundary is not None and length <= boundary <= length + tree.depths[deepest]:
             continue  # no draft reaches to where frequencies change
+        decoder.cache.truncate(0)
+        read(decoder, text[:length])
         layout = build(text[length : length + 1], length, Draft(tree))
         together = decoder.runner.run(layout).clone()
-        for node in draw.sample(range(len(tree)), min(len(tree), 3)):
-            decoder.cache.truncate(length)
-            path = [tree.tokens[each] for each in path_to(tree, node)]
-            alone = one_by_one(decoder, [text[length], *path])
-            assert torch.equal(alone, together[node + 1])
+        decoder.cache.truncate(length)
+        assert torch.equal(read(decoder, text[length : length + 1]), together[0])
+        for node in path_to(tree, deepest):
+            assert torch.equal(read(decoder, [tree.tokens[node]]), together[node + 1])
 
 
 @pytest.mark.usefixtures("threads")
@@ -137,14 +134,15 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.d
 def test_prompts_are_read_alike_in_steps_of_any_width(family: str, dtype: torch.dtype) -> None:
     decoder, draw = invariant_decoder(family, dtype), random.Random(3)
     text = [draw.randrange(VOCABULARY) for _ in range(230)]
-    alone = one_by_one(decoder, text)
-    for chunks in ((230,), (150, 80), (96, 134), (1, 200, 29)):
+    # One by one wherever something in a step changes, see `EDGES`.
+    singly = (*[1] * 20, 72, *[1] * 8, 88, *[1] * 42)
+    whole = read(decoder, text)
+    for chunks in ((150, 80), (96, 134), (1, 200, 29), singly):
         decoder.cache.truncate(0)
         for width in chunks:
             start = decoder.cache.length
-            logits = decoder.runner.run(build(text[start : start + width], start, Draft()))
-            decoder.cache.keep(range(width))
-        assert torch.equal(logits[0], alone)
+            logits = read(decoder, text[start : start + width])
+        assert torch.equal(logits, whole)
 
 
 @ALIKE_BFLOAT16
