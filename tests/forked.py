@@ -43,6 +43,7 @@ class Forked:
         streams: standard input, output and errors; they stay open here.
         env: all its variables.
         terminal: whether the streams are a terminal, which becomes the program's own.
+        ranks: whether ranks that it starts are forks of it, and import nothing anew either.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class Forked:
         streams: Sequence[Stream],
         env: Mapping[str, str],
         terminal: bool = False,
+        ranks: bool = False,
     ) -> None:
         # The one kind of object that carries a descriptor to such a process.
         lent = [None if s is None else Connection(os.dup(s)) for s in streams]
-        self.process = SERVER.Process(
-            target=_run, args=([*arguments], lent, {**env}, os.getcwd(), terminal), daemon=True
-        )
+        given = ([*arguments], lent, {**env}, os.getcwd(), terminal, ranks)
+        self.process = SERVER.Process(target=_run, args=given, daemon=True)
         self.process.start()
         for each in lent:
             if each is not None:
@@ -143,6 +144,7 @@ def _run(
     env: dict[str, str],
     folder: str,
     terminal: bool,
+    ranks: bool,
 ) -> None:
     """The program, in a process that has just begun."""
     os.chdir(folder)
@@ -177,6 +179,9 @@ def _run(
     sys.stdin, sys.stdout, sys.stderr = opened
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = opened
     sys.argv = ["lade", *arguments]
+    if ranks:
+        forks = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda _: forks  # type: ignore[assignment]
 
     from ladecli.__main__ import run_and_exit
 

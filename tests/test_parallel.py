@@ -39,9 +39,10 @@ class Ranks:
     Args:
         arguments: of the command line.
         launcher: what starts the ranks, if it is not rank 0.
+        forks: whether rank 1 is a fork of rank 0, and not a new Python.
     """
 
-    def __init__(self, *arguments: str, launcher: Sequence[str] = ()) -> None:
+    def __init__(self, *arguments: str, launcher: Sequence[str] = (), forks: bool = False) -> None:
         read, write = os.pipe()
         self.out = open(read)  # noqa: SIM115  (`ended`)
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (`ended`)
@@ -56,7 +57,7 @@ class Ranks:
             )
         else:
             streams = (None, write, self.errors.fileno())
-            self.program = forked.Forked(arguments, streams, os.environ)
+            self.program = forked.Forked(arguments, streams, os.environ, ranks=forks)
         os.close(write)
         self.family: list[psutil.Process] = []
 
@@ -105,7 +106,8 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_the_leader_leaves_no_process(number: signal.Signals, code: int) -> None:
-    ranks = Ranks("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
+    asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
+    ranks = Ranks(*asked, forks=True)
     assert ranks.line()
     # As a terminal does with Ctrl-C: to all of the group; other signals reach the leader alone.
     send = os.killpg if number == signal.SIGINT else os.kill

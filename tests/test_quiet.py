@@ -108,17 +108,13 @@ def test_warnings_are_shown_for_those_who_look_for_faults(warning_folder: Path) 
     assert "something is deprecated, said for the 1th time" in told
 
 
-@pytest.mark.parametrize("door", ["python", "command line"])
 def test_nothing_warns_while_it_is_imported(
-    door: str, warning_folder: Path, model_folder: str, monkeypatch: pytest.MonkeyPatch
+    warning_folder: Path, model_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `ladecli.load`, by `custom_generate` and by the program, all of them new."""
+    """By `ladecli.load` and `custom_generate`, in a new Python; for the program see
+    `test_architecture`."""
     monkeypatch.setenv("LADE_PROFILE", "cpu")
-    trusting = ["generate", str(warning_folder), "--trust-remote-code"]
-    arguments = {
-        "python": ["-c", PYTHON, str(warning_folder), model_folder],
-        "command line": ["-m", "ladecli", *trusting, "-p", "Hello", "-n", "9", "-q"],
-    }[door]
+    arguments = ["-c", PYTHON, str(warning_folder), model_folder]
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
