@@ -1,14 +1,42 @@
-"""What programs of tests begin with, see `forked`: all that an answer and a chat import.
+"""What programs of tests begin with, see `forked`: all that an answer and a chat import, and what
+libraries make once in a process, as transformers its patterns of names and torch its scripts.
 
 These imports are for their own sake (F401).
 """
 
 from __future__ import annotations
 
-import torch
-from transformers.models.llama import modeling_llama  # noqa: F401
+import gc
+import warnings
+from pathlib import Path
 
-from ladecli.decoder import load  # noqa: F401
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import modeling_llama  # noqa: F401
+from transformers.utils import logging
+
+import ladecli.models
+from ladecli import chat  # noqa: F401
+from ladecli.commands import cli, generate  # noqa: F401
+from ladecli.decoder import load
+from ladecli.decoder.layout import build
+from ladecli.decoder.strategy import Draft
+from ladecli.repl import reader  # noqa: F401
+from ladecli.session import session  # noqa: F401
 from ladecli.view import live, markdown  # noqa: F401
 
+
+def decode() -> None:
+    """One step of a model, of which nothing is heard, so that programs say what there is to say."""
+    logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        demo = Path(ladecli.models.__file__).with_name("demo")
+        decoder = load.load_decoder(AutoModelForCausalLM.from_pretrained(demo))
+        decoder.runner.run(build([1, 2, 3], 0, Draft()))
+    logging.enable_progress_bar()
+
+
 torch.set_num_threads(1)
+decode()
+gc.freeze()

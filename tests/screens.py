@@ -52,6 +52,7 @@ class Terminal:
             timeout=PATIENCE,
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # see `forked`
         )
+        self.child.delaybeforesend = None
         # Programs ask where the cursor is, and terminals answer.
         self.screen.write_process_input = self.child.send
 
