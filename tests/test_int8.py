@@ -113,11 +113,11 @@ def test_logits_are_near_those_of_float32() -> None:
 def test_texts_are_those_of_plain_decoding_bit_for_bit() -> None:
     session = Session(load(), INVARIANT)
     assert not session.new_notices()
-    # Beyond two blocks of keys, whose sums attention adds one by one.
-    config, limits = LookaheadConfig(7, 5, 7), Limits(2 * BLOCK + 20)
+    config, limits = LookaheadConfig(7, 5, 7), Limits(60)
     samplings = (SamplingConfig(), SamplingConfig(0.8, seed=5))
-    for prompt, sampling in zip(PROMPTS, samplings, strict=True):
-        ids, texts = session.encode(prompt), []
+    for blocks, (prompt, sampling) in enumerate(zip(PROMPTS, samplings, strict=True), start=1):
+        # Beyond one and two blocks of keys, whose sums attention adds one by one.
+        ids, texts = (session.encode(prompt) * 99)[: blocks * BLOCK - 20], []
         for strategy in ("autoregressive", "lookahead", "jacobi"):
             events = run(session.decoder, ids, strategy, config, sampling, limits)
             texts.append(ids_of(events))

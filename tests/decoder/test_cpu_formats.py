@@ -71,11 +71,8 @@ class Decided(Races):
 
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
-    races = Races(seconds=1.0)
-    races.choose(dtype, shape, forms_of(dtype))
-    for found in races.known.values():
-        found.update({each: 1.0 if each == form else 2.0 for each in found})
-    return Races(races.known)
+    times = {each: 1.0 if each == form else 2.0 for each in forms_of(dtype)}
+    return Races({key(dtype, shape, rows): times for rows in (ONE, MORE)}, seconds=1.0)
 
 
 @TYPES
