@@ -52,10 +52,10 @@ def times(**slower: float) -> dict[str, float]:
     return dict.fromkeys(RACED, 1.0) | slower
 
 
-def bare_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that libraries have no products for 16 bits here."""
+def bare_processor(monkeypatch: pytest.MonkeyPatch, halves: bool = False) -> None:
+    """Pretend that libraries have no products for 16 bits here, but for `halves`."""
     monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
-    monkeypatch.setattr(cpu_formats, "packs_halves", lambda: False)
+    monkeypatch.setattr(cpu_formats, "packs_halves", lambda: halves)
 
 
 class Decided(Races):
@@ -208,7 +208,7 @@ def test_a_processor_without_16_bits_gives_the_text_of_float32(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To hold weights in 16 bits costs it nothing but what they round."""
-    monkeypatch.setattr(cpu_formats, "packs", lambda kind: kind == torch.float32)
+    bare_processor(monkeypatch, halves=True)
     prompt, model = prompt_for(family), copy.deepcopy(model_of(family)).to(dtype)
     expected = transformers_ids(copy.deepcopy(model).float(), prompt, 40)
     decoder = load_decoder(model)
