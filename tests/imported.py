@@ -7,6 +7,7 @@ These imports are for their own sake (F401).
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from pathlib import Path
 
@@ -39,4 +40,7 @@ def decode() -> None:
 
 torch.set_num_threads(1)
 decode()
+# After a fork torch makes its pool of threads anew, and fails where two threads of a load are first
+# to ask for that, at once.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 gc.freeze()
