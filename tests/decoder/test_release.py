@@ -57,3 +57,9 @@ def test_its_addresses_are_nobody_elses(tmp_path: Path) -> None:
     others = [torch.ones(1024, 264) for _ in range(64)]
     give_back(files)
     assert all(bool(other.eq(1).all()) for other in others)
+
+
+def test_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil has no such method then."""
+    monkeypatch.delattr(psutil.Process, "memory_maps")
+    assert not mapped_files(model_in(tmp_path / "model.safetensors", torch.randn(8, 8)))

@@ -7,7 +7,7 @@ import mmap
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -31,7 +31,7 @@ def mapped_files(model: nn.Module) -> list[MappedFile]:
     on_cpu = [each for each in model.parameters() if each.device.type == "cpu"]
     parts = {each.data_ptr(): each.untyped_storage() for each in on_cpu}
     files = []
-    for each in psutil.Process().memory_maps(grouped=False) if sys.platform == "linux" else ():
+    for each in _maps():
         if each.path.startswith("[") or each.anonymous or each.swap:
             continue  # no file, or one with pages of its own that were written to
         start, end = (int(address, 16) for address in each.addr.split("-"))
@@ -39,6 +39,14 @@ def mapped_files(model: nn.Module) -> list[MappedFile]:
         if part is not None:
             files.append(MappedFile(start, end - start, part))
     return files
+
+
+def _maps() -> list[Any]:
+    """What this process has mapped; nothing where no system tells, as in some containers."""
+    with suppress(AttributeError, OSError, psutil.Error):
+        if sys.platform == "linux":
+            return list(psutil.Process().memory_maps(grouped=False))
+    return []
 
 
 def give_back(files: Iterable[MappedFile] = ()) -> None:
