@@ -754,6 +754,21 @@ def test_what_is_downloaded_once_and_what_is_not_there(
         assert ") is merged into owner/tiny, which takes " in with_adapter.err
 
 
+def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str) -> None:
+    options = ("-n", "100", "--ignore-eos", "-q", "--sources", "trajectory")
+    asked = ("generate", model_folder, "-p", "ab ab ab ab", *options)
+    child = forked.Spawn(
+        sys.executable, ["-m", "ladecli", *asked], encoding="utf-8", timeout=60, dimensions=(24, 80)
+    )
+    child.expect(pexpect.EOF)
+    assert "\x1b[3" in child.before
+    # Every escape is one of Rich's colours; the random model's own control bytes are gone.
+    rest = re.sub(r"\x1b\[(3[2-6]|0)m|\r\n", "", child.before)
+    assert not [c for c in rest if ord(c) < 32 and c != "\t"]
+    child.close()
+    assert child.exitstatus == 0
+
+
 def test_ctrl_c_at_a_terminal_keeps_the_text_and_exits_with_130(
     tmp_path: Path, model_folder: str
 ) -> None:

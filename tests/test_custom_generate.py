@@ -59,9 +59,14 @@ def both(family: str, **options: Any) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize(
     ("family", "options"),
     [
+        ("llama", {"max_new_tokens": 30}),
+        ("mistral", {"max_new_tokens": 30}),
+        ("gpt2", {"max_new_tokens": 30}),
         ("llama", {"max_length": 40}),
+        ("llama", {"max_new_tokens": 30, "repetition_penalty": 1.4}),
         ("gpt2", {"max_new_tokens": 30, "repetition_penalty": 1.4}),
         ("mistral", {"max_new_tokens": 40, "no_repeat_ngram_size": 2}),
+        ("llama", {"max_new_tokens": 30, "bad_words_ids": [[5], [7, 8]], "min_new_tokens": 20}),
         ("llama", {"max_new_tokens": 1}),
         ("llama", {"max_new_tokens": 9, "output_hidden_states": True}),
     ],

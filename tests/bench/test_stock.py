@@ -71,7 +71,7 @@ def answered(
 def test_the_text_is_that_of_plain_decoding(
     session: Session, settings: Settings, strategy: str
 ) -> None:
-    for text in TEXTS[:2]:
+    for text in TEXTS:
         prompt = session.encode(text)
         answer = answered(runner(session, settings, strategy), prompt)
         assert answer.ids == own(session, prompt, settings)
@@ -145,7 +145,7 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stock, "compile_config", lambda: config)
     try:
         before, compiled = stock.compilations(), runner(session, strategy=STOCK_COMPILED)
-        for text in TEXTS[:2]:
+        for text in TEXTS:
             prompt = session.encode(text)
             assert answered(compiled, prompt).ids == own(session, prompt, ON)
         assert stock.compilations() == before + 1

@@ -67,10 +67,11 @@ def test_equal_answers(lade: Lade) -> None:
     assert not found.err
 
 
-def test_sampled_answers_are_equal(lade: Lade) -> None:
+@pytest.mark.parametrize("strategy", ["jacobi", "prompt-lookup", "lookahead"])
+def test_sampled_answers_are_equal(lade: Lade, strategy: str) -> None:
     sampling = ("-t", "0.8", "--top-p", "0.95", "--repetition-penalty", "1.2", "--seed", "7")
-    read = lade(*QUICK, "--strategy", "jacobi", *sampling, "--json").json()
-    assert read["settings"]["strategy"] == "jacobi"
+    read = lade(*QUICK, "--strategy", strategy, *sampling, "--json").json()
+    assert read["settings"]["strategy"] == strategy
     assert read["sampling"]["seed"] == 7
     assert (read["tokens"], read["divergences"]) == (48, 0)
 
