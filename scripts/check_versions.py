@@ -23,7 +23,7 @@ import tomllib  # run it with Python 3.11 or newer; --python is the one that is 
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("gguf", "lora", "quant", "test")
+EXTRAS = ("gguf", "lora", "quant", "serve", "test")
 TESTS = ("pytest", "-n", "2", "-m", "not slow")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 

@@ -298,6 +298,8 @@ MISTAKES = {
     "generate '' -p a": "MODEL is empty; name a model",
     "generate --nonsense": "No such option: --nonsense",
     "generate -p a x y": "unexpected extra argument",
+    "bench comparr a b": "did you mean lade bench compare?",
+    "config shwo": "did you mean lade config show?",
     "bench --strategies lookahaed": "'lookahaed'",
     "bench --strategies ,": "unknown strategy ''",
     "bench --prompts nowhere.jsonl": "nowhere.jsonl",

@@ -6,6 +6,7 @@ The options and the module of a command are imported when it is called.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import io
 import logging
@@ -250,7 +251,7 @@ def entry(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except TyperException as error:
         # What the parser itself refuses: unknown options, words in place of numbers.
-        return _failed(_refused(error), UsageError.exit_code)
+        return _failed(_refused(error, arguments), UsageError.exit_code)
     except Exception as error:
         if debug:
             raise
@@ -261,14 +262,19 @@ def entry(arguments: list[str] | None = None) -> int:
         return _failed(describe_error(error) + where, LadeError.exit_code)
 
 
-def _refused(error: TyperException) -> str:
-    """The parser's message; where a value has a wrong type, which type it must have."""
+def _refused(error: TyperException, arguments: list[str]) -> str:
+    """The parser's message about a command line; where a value has a wrong type, which type it must
+    have, and where the second word of a command is misspelt, the right one."""
     from pydantic import ValidationError
 
     wrong, where = error.__cause__, getattr(error, "ctx", None)
     parameter = getattr(error, "param", None)
     if not isinstance(wrong, ValidationError) or where is None or parameter is None:
-        return error.format_message()
+        message = error.format_message()
+        known = [name for name in COMMANDS if " " in name]
+        near = difflib.get_close_matches(" ".join(arguments[:2]), known, n=1, cutoff=0.8)
+        misspelt = near and "extra argument" in message  # for such a word is taken
+        return f"{message}; did you mean lade {near[0]}?" if misspelt else message
     setting = settings_of(request_of(str(where.info_name)))[parameter.name]
     origin = _origins(where).get(setting.key, "")
     name = origin if origin.startswith(PREFIX) else setting.name
