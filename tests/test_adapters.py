@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -141,6 +142,11 @@ def writing(name: str, text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(text)
 
 
+def pipe_of_weights(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    os.mkfifo(folder / "adapter_model.safetensors")  # its reader waits
+
+
 def with_weights(change: Callable[[str], Iterator[str]]) -> Callable[[Path], object]:
     """What saves each weight of an adapter under the names that `change` gives it."""
 
@@ -174,6 +180,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "holds no adapter_model.safetensors",
     ),
     "pointer": (writing("adapter_model.safetensors", POINTER), "run git lfs pull"),
+    "pipe": (pipe_of_weights, "adapter_model.safetensors, which is no regular file"),
     "cut": (writing("adapter_model.safetensors", "cut"), "the weights are damaged"),
     "broken": (writing(ADAPTER, "{"), "adapter_config.json is damaged"),
     "another machine": (

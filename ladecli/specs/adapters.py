@@ -14,7 +14,14 @@ from typing import Any
 from ..errors import LoadError
 from . import hub
 from .memory import format_bytes
-from .model_files import TOKENIZERS, is_pointer, naming, read_object, version
+from .model_files import (
+    TOKENIZERS,
+    is_pointer,
+    naming,
+    no_regular_file,
+    read_object,
+    version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class Adapter:
             )
         if not self._weights:
             return f"holds no adapter_model.safetensors; download or copy it beside {hub.ADAPTER}"
+        if odd := no_regular_file(self.folder):
+            return odd
         if is_pointer(self._weights[0]):
             return f"holds a Git LFS pointer in place of {self._weights[0].name}; run git lfs pull"
         return None

@@ -164,9 +164,8 @@ def missing(folder: Path) -> str | None:
         if (folder / "model_index.json").is_file():
             return "is a diffusion pipeline, not a language model"
         return "holds no config.json; give a folder in Hugging Face format"
-    # A pipe or a device, whose reader waits, or never ends.
-    if odd := [each for each in folder.iterdir() if is_device(each) and not each.is_dir()]:
-        return f"holds {odd[0].name}, which is no regular file; delete it"
+    if odd := no_regular_file(folder):
+        return odd
     try:
         files = weight_files(folder)
     except LoadError as error:
@@ -181,6 +180,13 @@ def missing(folder: Path) -> str | None:
     if pointers := [path.name for path in (*files, *tokenizers) if is_pointer(path)]:
         return f"holds a Git LFS pointer in place of {pointers[0]}; run git lfs pull in it"
     return None
+
+
+def no_regular_file(folder: Path) -> str | None:
+    """What is said, after the folder's name, of a pipe or a device in it, whose reader waits, or
+    never ends; None where there is none."""
+    odd = (each for each in folder.iterdir() if is_device(each) and not each.is_dir())
+    return next((f"holds {each.name}, which is no regular file; delete it" for each in odd), None)
 
 
 def is_pointer(path: Path) -> bool:
