@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of, with_context
 from .specs.placement import Placement
+
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +226,20 @@ def load(
     began = time.perf_counter()
     tokenizer = _tokenizer(planned, progress)
     read = partial(_read_model, planned, working_memory, progress)
-    model = read()
+    model, left_out = read()
     where = planned.placement
-    if (planned.spec.weights not in FULL and not where.own_int8) or where.split > 1:
+    ours = where.own_int8 and where.is_ours(planned.facts)
+    if (planned.spec.weights not in FULL and not ours) or where.split > 1:
         check_forward(planned, model)
     known = {each.name: getattr(planned, each.name) for each in fields(PlannedModel)}
-    seconds = time.perf_counter() - began
-    return LoadedModel(**known, model=model, tokenizer=tokenizer, seconds=seconds, again=read)
+    known["notices"] = (*planned.notices, *left_out)
+    return LoadedModel(
+        **known,
+        model=model,
+        tokenizer=tokenizer,
+        seconds=time.perf_counter() - began,
+        again=lambda: read()[0],
+    )
 
 
 @quiet()
@@ -254,6 +264,8 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
         why, weights = reason_of(error), planned.spec.weights
         how = f"over {ranks} ranks" if ranks > 1 else f"in {weights} on {label}"
         fix = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}.get(weights, "")
+        if planned.placement.own_int8:
+            fix = "; leave --quantize out"
         if ranks > 1:
             fix = "; use --device-map auto or --parallel-mode lookahead"
         raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
@@ -270,8 +282,10 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
         return tokenizer
 
 
-def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progress: bool) -> Any:
-    """The model with all of its weights, where it computes; errors as `load`."""
+def _read_model(
+    planned: PlannedModel, working_memory: memory.Need | None, progress: bool
+) -> tuple[Any, list[str]]:
+    """The model with all of its weights, where it computes, and notices; errors as `load`."""
     name, options, device = planned.parts.base, planned.options, planned.device
     # Nothing else hides the bar of unpacking a GGUF file.
     unpacks = "gguf_file" in planned.hub_options
@@ -300,6 +314,7 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
                 f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
                 f" are missing or of another shape{known}); download or copy them again"
             )
+        notices = [*_left_out(name, model, found["unexpected_keys"])]
         if getattr(model, "quantization_method", None) == "gguf":
             model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
         if model.can_generate() is False:
@@ -312,7 +327,18 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
             int8.quantise(model)
             for parameter in model.parameters():  # and no buffers: frequencies are exact
                 parameter.data = parameter.data.to(planned.dtype)
-        return model.eval()
+        return model.eval(), notices
+
+
+def _left_out(name: str, model: Any, unexpected: Iterable[str]) -> Iterator[str]:
+    """A line about weights of layers beyond those of the configuration: transformers leaves them
+    out, and the text of what is left means nothing."""
+    known = {_NUMBER.sub("N", each) for each, _ in model.named_parameters()}
+    if beyond := sorted(each for each in unexpected if _NUMBER.sub("N", each) in known):
+        yield (
+            f"{name}: {beyond[0]} and {len(beyond) - 1} more weights are of layers that config.json"
+            " does not have, and are left out; check its num_hidden_layers"
+        )
 
 
 def _merged(model: Any, adapter: Adapter, base: str) -> Any:

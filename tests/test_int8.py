@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from ladecli.session.session import Session
 from ladecli.session.setup import Attention, Setup
 
 from .decoding import ids_of, run
+from .families import new_model, prompt_for
+from .tokenizers_here import byte_level
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,6 +96,30 @@ def test_a_load_says_where_8_bits_take_no_less_time() -> None:
     said = any("VNNI" in line for line in load().notices)
     assert said == (not int8.has_vnni())
     assert not any("VNNI" in line for line in load("none").notices)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama", "olmo"])
+def test_families_whose_head_is_the_embedding(family: str) -> None:
+    """Also those that scale it, and one of whose weights none is left that is no integer."""
+    model = new_model(family, tie_word_embeddings=True)
+    prompt = prompt_for("llama", 20)
+    with torch.no_grad():
+        plain = model(torch.tensor([prompt])).logits
+        int8.quantise(model)
+        off = (model(torch.tensor([prompt])).logits - plain).square().mean().sqrt() / plain.std()
+    assert 1e-4 < float(off) < 0.1
+    decoder = load_decoder(model, attention="invariant")
+    texts = [ids_of(run(decoder, prompt, way)) for way in ("autoregressive", "lookahead")]
+    assert texts[0] == texts[1] or (len(texts[1]) > 5 and not decoder.batch_invariant)
+    assert decoder.batch_invariant == (family != "olmo")
+
+
+def test_what_cannot_be_computed_in_8_bits_says_so(lade: Any, tmp_path: Path) -> None:
+    new_model("mamba").save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    said = lade("generate", str(tmp_path), "-p", "a", "--raw", "--quantize", "8bit")
+    assert said.code == 1
+    assert said.err.endswith("; leave --quantize out\n")
 
 
 def test_logits_are_near_those_of_float32() -> None:

@@ -225,6 +225,11 @@ def test_positions_that_cannot_be_stretched(tmp_path: Path) -> None:
         models.extend_context(planned, 4096)
 
 
+def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="check its num_hidden_layers"):
+        ladecli.load(demo_with(tmp_path, num_hidden_layers=1))
+
+
 def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> None:
     """HRM counts its six layers as often as they are run."""
     stacks = new_model("hrm_text", num_layers_per_stack=3, num_hidden_layers=24)

@@ -54,7 +54,8 @@ class Decoder:
         kind = Executor if runner.model.drafts == "trees" else Chained
         self.local = kind(runner, facts, self.max_context, prefill_chunk)
         # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
-        self._lock = threading.Lock()
+        # The thread that has it may free another one, which was left: that takes it again.
+        self._lock = threading.RLock()
         self._owner = 0
         self._text: list[int] = []
 
@@ -162,9 +163,9 @@ class Decoder:
             with self._lock:
                 # The cache is this generation's, as far as it is of its text; one token at least
                 # is fed.
+                self._owner += 1
                 self.cache.truncate(common_prefix(tokens[:-1], self._text))
                 self._text = []
-                self._owner += 1
                 generation.begin()
                 mine = self._owner
             while True:

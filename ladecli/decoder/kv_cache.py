@@ -119,12 +119,13 @@ class KVCache:
         grown = attempt(self._grown, wanted) if wanted > least else None
         if grown is None:
             wanted, grown = least, self._grown(least)
-        self.tensors, self.slots = grown, wanted
-        self.generation += 1
         parts: dict[tuple[int, int], Tensor] = {}
         for tensor, rows in zip(grown, self._rows.values(), strict=True):
             parts.update(zip(rows, tensor, strict=True))
-        self._layers = {layer: (parts[layer, 0], parts[layer, 1]) for layer, _ in parts}
+        layers = {layer: (parts[layer, 0], parts[layer, 1]) for layer, _ in parts}
+        self.generation += 1
+        # At once: Ctrl-C can land between any two lines.
+        self.tensors, self.slots, self._layers = grown, wanted, layers
 
     def _grown(self, slots: int) -> list[Tensor]:
         made: list[Tensor] = []

@@ -359,7 +359,7 @@ def compare_loaded(loaded: LoadedModel, ranks: DistributedTransport) -> None:
         config.pop(name, None)
     text = json.dumps(config, sort_keys=True, default=str)
     mine = {
-        "dtype": str(loaded.model.dtype),
+        "dtype": str(loaded.dtype),
         "a model configuration": hashlib.sha256(text.encode()).hexdigest()[:8],
         "a tokenizer": pool_file.fingerprint(loaded.tokenizer)[:8],
         "weights": "" if split else weights_digest(loaded.model)[:8],

@@ -26,7 +26,7 @@ from ladecli.decoder.drafting.ngram_model import (
     Row,
     pack,
 )
-from ladecli.decoder.drafting.sources.context import BOUNDARY, LENGTHS
+from ladecli.decoder.drafting.sources.context import BOUNDARY, LENGTHS, MAX_CORPUS
 from ladecli.decoder.drafting.sources.source import Observation
 from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
@@ -388,6 +388,15 @@ def test_saved_drafts_are_checked(remembered: DraftStore, wrong: dict[str, Any])
         del saved[name]
     with pytest.raises(DraftStateError):
         DraftStore.from_dict(saved, VOCABULARY)
+
+
+def test_texts_that_are_handed_over_do_not_add_up() -> None:
+    """Also where no generation uses them, and none begins."""
+    store = DraftStore()
+    for start in range(5):
+        store.learn_text(range(start, start + MAX_CORPUS // 2))
+    assert len(store.context.corpus) <= 1.5 * MAX_CORPUS + 5
+    assert store.context.corpus.tokens[-2:] == [start + MAX_CORPUS // 2 - 1, BOUNDARY]
 
 
 def test_an_interrupted_update_is_noticed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -312,6 +313,16 @@ def started(decoder: Decoder, prompt: list[int], events: int = 4) -> Generator[E
     for _ in range(events):
         next(generation)
     return generation
+
+
+@pytest.mark.timeout(60)
+def test_one_that_was_left_may_be_freed_in_a_step_of_another() -> None:
+    decoder = scrambled()
+    left: list[Any] = [started(decoder, PROMPT)]
+    left.append(left)  # a cycle, which the collector alone frees
+    del left
+    limits = Limits(80, should_stop=lambda _: bool(gc.collect() < 0))
+    assert [*PROMPT, *ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=limits))] == TEXT
 
 
 def test_the_cache_belongs_to_the_newest_generation() -> None:

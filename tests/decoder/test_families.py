@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from ladecli.decoder.compat import CACHE_NAMES
@@ -22,6 +27,7 @@ from ladecli.decoder.model.forward import Drafts
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.run.ranks.executors import LookaheadParallel
 from ladecli.decoder.run.ranks.transport import DistributedTransport
+from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Strategy
 
 from ..decoding import PAPER, ids_of, run, steps_of, transformers_ids
@@ -161,6 +167,27 @@ def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
         assert ids_of(decoded(decoder, prompt, 20)) == expected
 
 
+@pytest.mark.parametrize("family", CHAINS)
+@pytest.mark.parametrize("call", [1, 2, 3, 6])
+def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call: int) -> None:
+    """The model's own cache holds the step by then, which is fed again."""
+    decoder, prompt = chained(family), prompt_for(family)
+    decoder.forget()
+    expected = ids_of(decoded(decoder, prompt, 20))
+    decoder.forget()
+    calls = itertools.count(1)
+
+    def run_out(_ids: Tensor, scores: Tensor) -> Tensor:
+        if next(calls) == call:
+            raise torch.OutOfMemoryError
+        return scores
+
+    strategy = make_strategy("lookahead", LookaheadConfig(4, 3, 4, 20))
+    events = [*decoder.generate(prompt, strategy, limits=Limits(20), processors=[run_out])]
+    assert next(calls) > call
+    assert ids_of(events) == expected
+
+
 def test_ranks_cannot_share_what_has_no_trees() -> None:
     with pytest.raises(ConfigError, match="'lfm2' verify one continuation at a time"):
         LookaheadParallel(chained("lfm2").local, DistributedTransport(0, 2))
@@ -179,6 +206,23 @@ def test_families_that_no_row_names_are_tried(family: str) -> None:
     assert isinstance(decoder.runner.model, StockModel)
     expected = transformers_ids(model, prompt_for(family), 20)
     assert ids_of(run(decoder, prompt_for(family), "lookahead"))[:20] == expected
+
+
+def test_two_threads_leave_a_model_as_it_was() -> None:
+    model = new_model("gpt2")
+    before, inside = model.config._attn_implementation, threading.Barrier(2)
+
+    def meet(*_: object) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            inside.wait(0.2)  # one waits for the other's step, which must not begin
+
+    decoders = [load_decoder(model) for _ in range(2)]
+    assert all(isinstance(each.runner.model, StockModel) for each in decoders)
+    model.register_forward_pre_hook(meet)
+    with ThreadPoolExecutor(2) as pool:
+        texts = [*pool.map(lambda each: ids_of(run(each, [1, 2], limits=Limits(3))), decoders)]
+    assert texts[0] == texts[1]
+    assert model.config._attn_implementation == before
 
 
 def test_an_unknown_family_that_hides_its_sliding_window_gets_no_trees() -> None:

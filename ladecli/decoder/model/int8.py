@@ -58,8 +58,8 @@ def quantise(model: Any) -> None:
             if type(module) is nn.Linear:
                 fine = module is head or module.in_features > module.out_features
                 setattr(parent, name, Int8Linear(module, fine=fine or all_fine))
-            elif type(module) is nn.Embedding and module is embedding:
-                setattr(parent, name, Int8Embedding(module.weight))
+            elif isinstance(module, nn.Embedding) and module is embedding:
+                setattr(parent, name, Int8Embedding(module))
         give_back(files)
     if tied:
         # One and the same numbers.
@@ -135,7 +135,12 @@ class Int8Linear(_Integers):
 
 
 class Int8Embedding(_Integers):
-    """An embedding whose rows are made plain as they are looked up."""
+    """An embedding whose rows are made plain as they are looked up, and scaled where the family
+    (Gemma) has that."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__(embedding.weight)
+        self.scales *= getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""

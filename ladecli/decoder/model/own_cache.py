@@ -24,7 +24,7 @@ from ..faults import is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
 from .families import accepts_multi_token_steps, may_verify_chains
 from .forward import Drafts, StepCache, StepInputs
-from .stock import input_device
+from .stock import activation_type, input_device
 from .trial import TOLERANCE, difference, rounding_type
 
 TRIAL = 10
@@ -117,7 +117,7 @@ class OwnCacheModel:
 
     def __init__(self, model: Any) -> None:
         self.device = input_device(model)
-        self.dtype: torch.dtype = model.dtype
+        self.dtype = activation_type(model)
         self.layer_shapes: list[LayerShape] = []
         self.drafts: Drafts = "none"
         self._model = model

@@ -7,7 +7,9 @@ function, and the step's mask and cache come as keywords.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,8 @@ from .forward import Drafts, StepCache, StepInputs
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
+_NAMED = threading.Lock()
+"""Held while configurations name our function: models of callers may have several threads."""
 
 # Keywords that change nothing in inference, or that the step replaces.
 _HARMLESS = frozenset(
@@ -102,7 +106,7 @@ class StockModel:
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
         self.device = input_device(model)
-        self.dtype: torch.dtype = model.dtype
+        self.dtype = activation_type(model)
         sizes_differ = any(shape.key_size != shape.value_size for shape in shapes)
         name = "sdpa" if attention == "auto" and sizes_differ else attention
         self.layer_shapes = list(shapes)
@@ -118,7 +122,7 @@ class StockModel:
 
     def use(self, attention: str, ops: Any = None) -> None:
         """See `forward.Forward`; there are no small operations of ours here."""
-        self.attention = choose_backend(attention, self.device, self._model.dtype)
+        self.attention = choose_backend(attention, self.device, self.dtype)
         self.attend: Backend = BACKENDS[self.attention]
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
@@ -133,10 +137,7 @@ class StockModel:
             rows = 1  # transformers computes one row at least
         elif step.outputs is not None and self._spread:
             rows = step.outputs.cpu()  # selects on any device: the last layer may be on another
-        before = [(config, config._attn_implementation) for config in self._configurations]
-        try:
-            for config, _ in before:
-                config._attn_implementation = NAME
+        with self._named():
             result = self._model(
                 input_ids=step.tokens[None],
                 attention_mask=None,
@@ -145,12 +146,22 @@ class StockModel:
                 logits_to_keep=rows,
                 **{self._cache_name: ModelCache(cache, step.length), KEYWORD: call},
             )
-        finally:
-            for config, name in before:
-                config._attn_implementation = name
         self.sliding_windows = call.windows
         logits: Tensor = result.logits[0]
         return logits
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Have the model's configurations name our function."""
+        with _NAMED:
+            before = [(config, config._attn_implementation) for config in self._configurations]
+            try:
+                for config, _ in before:
+                    config._attn_implementation = NAME
+                yield
+            finally:
+                for config, name in before:
+                    config._attn_implementation = name
 
 
 class ModelCache:
@@ -195,6 +206,12 @@ class ModelCache:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Length and offset of the keys that a step of `query_length` tokens sees."""
         return self._length + query_length, 0
+
+
+def activation_type(model: Any) -> torch.dtype:
+    """The type of a model's activations; float32 where all of its weights are integers."""
+    kinds = (each.dtype for each in model.parameters() if each.is_floating_point())
+    return next(kinds, torch.float32)
 
 
 def input_device(model: nn.Module) -> torch.device:

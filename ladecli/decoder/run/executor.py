@@ -168,10 +168,13 @@ class Executor:
     def verify(self) -> StepResult | NoRoom:
         """Wait for the step, and walk down its tree as far as the model agrees."""
         found = None if self._result is None else attempt(self._result)
-        if found is None and not self.retries:
+        if found is not None:
+            return found
+        if not self.retries:
             raise NoMemoryError
+        self.cache.keep(())  # a model's own may hold the step already
         pending = self._layout.pending
-        return found or NoRoom(pending, len(self._layout.tokens) - pending + 1)
+        return NoRoom(pending, len(self._layout.tokens) - pending + 1)
 
     def narrow(self, short: NoRoom) -> int:
         """Let the larger part of a forward be half as large from now on.

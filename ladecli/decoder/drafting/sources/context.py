@@ -15,7 +15,7 @@ BOUNDARY = -1
 OVERLAP = 32
 """Tokens before a fork that are repeated, so that passages across it are found."""
 MAX_CORPUS = 1 << 16
-"""Tokens kept when a generation starts; of more, the older half goes."""
+"""Tokens kept when a text begins; of more, the older half goes."""
 LENGTHS = (ORDER + 1, 8, 16, 32)
 """Repeated passages of at least these lengths are calibrated separately."""
 PRIORS = (0.55, 0.7, 0.85, 0.95)
@@ -46,8 +46,7 @@ class ContextSource(Source):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Learn what the prompt adds to the last text."""
-        if len(self.corpus) > MAX_CORPUS:
-            self.load(self.corpus.tokens[-MAX_CORPUS // 2 :])
+        self._forget_oldest()
         common = common_prefix(prompt, self._text)
         if common < len(self._text):
             for token in (BOUNDARY, *prompt[max(common - OVERLAP, 0) : common]):
@@ -95,6 +94,7 @@ class ContextSource(Source):
 
     def add(self, text: Iterable[int]) -> None:
         """Append texts that later ones may repeat; the next text is a new one."""
+        self._forget_oldest()
         if self._text:
             self._extend(BOUNDARY)
         for token in text:
@@ -102,6 +102,10 @@ class ContextSource(Source):
         if self.corpus.tokens[-1:] != [BOUNDARY]:
             self._extend(BOUNDARY)
         self._text = []
+
+    def _forget_oldest(self) -> None:
+        if len(self.corpus) > MAX_CORPUS:
+            self.load(self.corpus.tokens[-MAX_CORPUS // 2 :])
 
     def _extend(self, token: int) -> None:
         if token == BOUNDARY:
