@@ -11,7 +11,7 @@ from typing import Any
 
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import ConfigError, PromptError
-from .errors import ArgumentError, LadeError
+from .errors import ArgumentError, LadeError, UsageError
 from .events import TextEvent
 from .metrics import Tally
 from .options.answer import TemplateChoice
@@ -93,6 +93,8 @@ class Model:
         _check_numbers(sampling, max_new_tokens)
         _check_prompt(prompt)
         stop, draft_text = _texts("stop", stop), _texts("draft_text", draft_text)
+        if not all(stop):
+            raise ArgumentError("a stop is an empty text; leave it out")
         session = self.session
         for text in draft_text:
             session.add_draft_text(text)
@@ -189,10 +191,14 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
         LadeError: the model cannot be loaded; the message says why and what helps.
         UnsupportedModelError: it cannot be decoded here.
     """
-    known = settings_of(_LoadRequest).keys() - {"model", "strategy", "color"}
-    for key in options.keys() - known:
+    known = settings_of(_LoadRequest)
+    for key in options.keys() - (known.keys() - {"model", "strategy", "color"}):
         raise ArgumentError(f"load() has no option {key!r}")
-    request = _LoadRequest(model=str(name), **options)
+    try:
+        typed = {key: known[key].typed(value) for key, value in options.items()}
+    except UsageError as error:
+        raise ArgumentError(str(error)) from None
+    request = _LoadRequest(model=str(name), **typed)
     request.check()
     session = open_session(request, Terminal(quiet=True), request, bars=True)
     for notice in session.notices:

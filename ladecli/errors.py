@@ -19,6 +19,7 @@ INTERRUPTED = 130
 _FAULTS = {
     "missing": "it is missing",
     "tuple_type": "it must be a list",
+    "too_short": "it is empty",
     **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "unknown key"),
 }
 """What is wrong with a key, by pydantic's name of the fault."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ladecli
 from ladecli.api import Model
@@ -91,6 +92,7 @@ def test_stop_strings_and_errors(demo: Model) -> None:
     [
         ("def ", {"stop": 5}, "stop must be a text, or a list of texts; not 5"),
         ("def ", {"stop": ["a", None]}, "stop must be a text"),
+        ("def ", {"stop": ""}, "a stop is an empty text"),
         ("def ", {"draft_text": 5}, "draft_text must be a text"),
         ("def ", {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ("def ", {"foo": 1}, r"generate\(\) .* no option 'foo'"),
@@ -104,6 +106,25 @@ def test_arguments_are_refused_by_name(
 ) -> None:
     with pytest.raises(ladecli.Error, match=message) as caught:
         demo.generate(prompt, **options)
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": "x"}, "budget must be a whole number, not 'x'"),
+        ({"budget": 2.5}, "budget must be a whole number, not 2.5"),
+        ({"budget": True}, "budget must be a whole number, not True"),
+        ({"max_context": "100"}, "max-context must be a whole number, not '100'"),
+        ({"sources": ["context"]}, "sources must be a text, not "),
+        ({"device": torch.device("cpu")}, "device must be a text, not "),
+        ({"adapter": 3}, "adapter must be a list of texts, not 3"),
+        ({"offline": "no"}, "offline must be true or false, not 'no'"),
+    ],
+)
+def test_options_of_a_load_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ladecli.Error, match=message) as caught:
+        ladecli.load("demo", **options)
     assert isinstance(caught.value, TypeError)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import resource
 import shutil
@@ -198,6 +199,8 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert "going on after 1 message: Hello\n" in killed.err
     assert "this message has no answer: /regenerate" in killed.err
     assert killed.out.strip() == before.said[1]
+    os.utime(day)  # of two chats side by side, the one that was held last
+    assert "going on after 4 messages" in talk(options="--continue", home=tmp_path).err
     monkeypatch.setenv("XDG_STATE_HOME", "/nowhere")
     assert "there is no conversation to continue" in lade("chat", "--continue").refused()
 

@@ -300,6 +300,8 @@ MISTAKES = {
     "generate -p a x y": "unexpected extra argument",
     "bench comparr a b": "did you mean lade bench compare?",
     "config shwo": "did you mean lade config show?",
+    "serve --cors foo": "cors is * or as http://localhost:3000 is, not 'foo'",
+    "serve --cors ''": "cors is * or as http://localhost:3000 is, not ''",
     "bench --strategies lookahaed": "'lookahaed'",
     "bench --strategies ,": "unknown strategy ''",
     "bench --prompts nowhere.jsonl": "nowhere.jsonl",

@@ -235,12 +235,13 @@ def test_a_full_queue_says_when_to_come_again(server: Server) -> None:
         waiting.sendall(http_post("/v1/completions", json.dumps(LONG).encode()))
         return waiting
 
-    before = server.outcome("interrupted")
+    before, refusals = server.outcome("interrupted"), server.outcome("refused")
     taken = [occupy() for _ in range(3)]  # one is answered, two wait
     server.wait_until(lambda: "lade_queue 3.0" in server.ask("/metrics")[1])
     with server.client() as client, pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(model="demo", prompt="def ")
     assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert server.outcome("refused") == refusals + 1
     taken.pop().close()  # who waits and leaves makes room
     server.wait_until(lambda: "lade_queue 2.0" in server.ask("/metrics")[1])
     with ThreadPoolExecutor(1) as pool:
@@ -367,7 +368,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "at least 1 "),
         ({"top_logprobs": 21}, "top_logprobs", "equal to 20"),
-        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": []}, "messages", "it is empty"),
         ({"messages": "Hello"}, "messages", "a valid array"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "'user'"),
         ({"messages": [HI | {"content": [{"type": "image_url"}]}]}, "messages", "image_url"),
@@ -381,10 +382,11 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
 def test_a_request_that_cannot_be_answered(
     server: Server, change: dict[str, Any], param: str | None, words: str
 ) -> None:
-    body = {"messages": QUESTION, "max_tokens": 2} | change
+    body, before = {"messages": QUESTION, "max_tokens": 2} | change, server.outcome("refused")
     status, error = server.refusal("/v1/chat/completions", body)
     assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert words in error["message"]
+    server.wait_for("refused", before + 1)
 
 
 def test_what_changes_nothing_is_ignored(server: Server) -> None:

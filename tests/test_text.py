@@ -10,7 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
-from ladecli.session.text import REPLACEMENT, Detokenizer, StopStrings, Text, TextStream
+from ladecli.session.text import (
+    REPLACEMENT,
+    Detokenizer,
+    StopStrings,
+    Text,
+    TextStream,
+    bytes_of,
+)
 
 from .tokenizers_here import byte_fallback, byte_level
 
@@ -57,6 +64,13 @@ def test_a_character_appears_with_its_last_byte() -> None:
     pieces = [detokenizer.feed(token) for token in tokens]
     assert [piece for piece in pieces if piece.strip()] == ["你", "😀"]
     assert pieces[-1] == "😀"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_parts_of_a_character_have_its_bytes(kind: str) -> None:
+    tokenizer, text = TOKENIZERS[kind](), "😀ñ"
+    tokens = [t for t in ids_of(tokenizer, text) if REPLACEMENT in tokenizer.decode([t])]
+    assert b"".join(bytes_of(tokenizer, token) or b"?" for token in tokens) == text.encode()
 
 
 def test_tokens_that_all_end_inside_a_character() -> None:

@@ -102,24 +102,12 @@ def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any
         key = known[name].key
         if key in found:
             raise UsageError(f"{where} has {name} twice; keep one of them")
-        found[key] = _typed(known[name], value, where)
-    # An empty text is as if the line were not there, as with variables.
+        # An empty text is as if the line were not there, as with variables.
+        try:
+            found[key] = value if value == "" else known[name].typed(value)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from None
     return {key: value for key, value in found.items() if value not in ("", [])}
-
-
-def _typed(setting: Setting, value: Any, where: str) -> Any:
-    """A value of the type that the setting has; "" stands for none."""
-    from pydantic import TypeAdapter, ValidationError
-
-    if value == "":
-        return value
-    if setting.kind is list and isinstance(value, str):
-        return [value]
-    try:
-        return TypeAdapter(setting.annotation).validate_python(value, strict=True)
-    except ValidationError:
-        wrong = f"{setting.name} must be {setting.described}, not {value!r}"
-        raise UsageError(f"{where}: {wrong}") from None
 
 
 def defaults(command: str) -> dict[str, Any]:

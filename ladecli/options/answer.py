@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -214,7 +215,8 @@ class FileOptions(KnownOptions, QuietOptions):
 
     stats: bool | None = output_option("A line of statistics on stderr; on unless --quiet.")
     trace: str | None = _file(
-        "Record every step in this file, for lade replay; in a chat, of the newest reply."
+        "Record every step in this file, for lade replay; in a chat, of the newest reply. Of"
+        " several answers, each has a file: NAME, NAME-2 and so on."
     )
     svg: str | None = _file("Draw the colored answer in this file; in a chat, the newest reply.")
     html: str | None = _file("The same as a page for a browser.")
@@ -323,3 +325,6 @@ class ServeRequest(KnownOptions, RankedOptions):
         super()._check()
         if self.api_key == "":
             raise UsageError("api-key is empty; give a key, or leave it out")
+        for origin in self.cors or ():
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise UsageError(f"cors is * or as http://localhost:3000 is, not {origin!r}")

@@ -135,7 +135,10 @@ class PlanRequest(JsonOptions, ModelOptions):
         "Hugging Face id or local folder, of which the configuration is read; default: Llama-2-7B."
     )
     gpus: int | None = _plan(
-        "Number of GPUs; default: a table of 1 to 8.", metavar="N", least=1, most=1024
+        "Number of GPUs that there are; the table has 1 to 8 at least.",
+        metavar="N",
+        least=1,
+        most=1024,
     )
     gpu: str | None = _plan(
         "Kind of GPU, such as a100 (lade profiles lists them); default: the one here.",

@@ -76,6 +76,22 @@ class Setting:
         named = self.lasting and self.kind is not list
         return PREFIX + self.name.replace("-", "_").upper() if named else None
 
+    def typed(self, value: Any) -> Any:
+        """A value that a file or a program gives, as the option has it: a single text is a list.
+
+        Raises:
+            UsageError: it is of another type.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        if self.kind is list and isinstance(value, str):
+            return [value]
+        try:
+            return TypeAdapter(self.annotation).validate_python(value, strict=True)
+        except ValidationError:
+            wrong = f"{self.name} must be {self.described}, not {value!r:.60}"
+            raise UsageError(wrong) from None
+
     def check(self, value: Any) -> None:
         """Refuse with a UsageError a value that is not one of the choices, or out of range."""
         least, most = self.least, self.most

@@ -56,8 +56,8 @@ class ModelOptions(Options):
 
     @property
     def adapters(self) -> list[str]:
-        """The adapters that were named; a program may name one without a list."""
-        return [self.adapter] if isinstance(self.adapter, str) else [*(self.adapter or ())]
+        """The adapters that were named."""
+        return self.adapter or []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -72,8 +73,12 @@ def newest() -> tuple[Conversation, str]:
 
 
 def kept_files() -> list[Path]:
-    """The conversations that were kept, the newest last: their names begin with their time."""
-    return sorted(_folder().glob("*.json*"))
+    """The conversations that were kept, the last one that was held last."""
+    found = {}
+    for path in _folder().glob("*.json*"):
+        with contextlib.suppress(FileNotFoundError):  # another chat has just removed it
+            found[path] = path.stat().st_mtime_ns
+    return sorted(found, key=found.__getitem__)
 
 
 def _folder() -> Path:

@@ -232,7 +232,8 @@ class Chat:
         elif not tally.text.strip() and tally.reason in ("eos", "stop", "length", "context"):
             lines.append("the reply is empty")
         if repeats(tally.text or tally.reasoning):
-            lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")
+            draw = "temperature 0.7 or " if reply.settings.sampling.greedy else ""
+            lines.append(f"it repeats itself: /set {draw}repetition-penalty 1.1 helps")
         for line in filter(None, lines):
             self.note(f"({line})")
         if self.shows_stats:

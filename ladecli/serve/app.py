@@ -69,11 +69,11 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await desk.answer(request, await _read(request, ChatWanted), _Chat(worker.name))
+        return await desk.answer(request, ChatWanted, _Chat(worker.name))
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await desk.answer(request, await _read(request, TextWanted), _Text(worker.name))
+        return await desk.answer(request, TextWanted, _Text(worker.name))
 
     return app
 
@@ -114,7 +114,7 @@ def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any,
     async def admit(request: Request) -> None:
         if key is not None and request.scope["path"] != "/health":
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), key.encode()):
+            if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # as it was sent
                 raise Refused(401, "wrong or missing API key", code="invalid_api_key")
         # A name of the web may lead here, and its page would then be of the same origin.
         asked = re.sub(r":\d+$", "", request.headers.get("host", "")).strip("[]").lower()
@@ -195,10 +195,11 @@ class _Text(_Chat):
         return {"text": part.text}
 
     def _logprobs(self, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        tokens = [one["token"] for one in found]
-        *offsets, self._length = accumulate(map(len, tokens), initial=self._length)
+        # Of a character's bytes, all but the first begin with these bits.
+        begun = (sum(byte & 0xC0 != 0x80 for byte in one["bytes"] or ()) for one in found)
+        *offsets, self._length = accumulate(begun, initial=self._length)
         return {
-            "tokens": tokens,
+            "tokens": [one["token"] for one in found],
             "token_logprobs": [one["logprob"] for one in found],
             "top_logprobs": [
                 {each["token"]: each["logprob"] for each in one["top_logprobs"]} for one in found
@@ -222,12 +223,17 @@ class _Desk:
         self._worker, self._most = worker, most
         self.open: set[Job] = set()
 
-    async def answer(self, request: Request, wanted: Wanted, form: _Chat) -> Response:
+    async def answer(self, request: Request, kind: type[Wanted], form: _Chat) -> Response:
         """The answer to a request: a stream, or an object.
 
         Raises:
             Refused: there is none; or it was cut short, of one that is no stream.
         """
+        try:
+            wanted = await _read(request, kind)
+        except Refused:
+            self._worker.figures.refuse()
+            raise
         parts = self._parts(wanted)
         if not wanted.stream:
             part = await _while_there(request, _whole(parts))
@@ -246,6 +252,7 @@ class _Desk:
             message = f"{self._most} requests wait already; ask again after {seconds} s"
             refusal = Refused(429, message, code="queue_full")
             refusal.headers = {"Retry-After": seconds}
+            self._worker.figures.refuse()
             raise refusal
         loop, found = asyncio.get_running_loop(), asyncio.Queue[Part | Refused]()
 

@@ -46,6 +46,10 @@ class Figures:
         if tally.steps:
             self._mean.set(tally.tokens_per_step)
 
+    def refuse(self) -> None:
+        """Count a request that was refused before it came into the queue."""
+        self._requests.labels("refused").inc()
+
     def text(self, waiting: int) -> bytes:
         """All of them; `waiting` is the number of requests in the queue or at work."""
         self._queue.set(waiting)

@@ -20,7 +20,7 @@ from ..events import TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
-from ..session.text import speller
+from ..session.text import REPLACEMENT, bytes_of, speller
 from ..view.terminal import Terminal
 from .figures import Figures
 from .schema import ChatWanted, Refused, Wanted
@@ -211,8 +211,11 @@ class Worker:
     def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
         """A token with its log-probability."""
         text = self._spell(token)
+        raw: bytes | None = text.encode()
+        if REPLACEMENT in text and (raw := bytes_of(self._session.loaded.tokenizer, token)):
+            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)  # as OpenAI spells it
         # JSON has no infinity; OpenAI has this number for it.
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": raw and [*raw]}
 
 
 def ending() -> Refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -35,6 +36,18 @@ def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
         return twice[len(once) :] if twice.startswith(once) else once
 
     return spell
+
+
+def bytes_of(tokenizer: Any, token: int) -> bytes | None:
+    """The bytes that a token adds to a text, of which it may hold a part of a character; None where
+    its name does not tell."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    if found := re.fullmatch("<0x([0-9A-F]{2})>", name):
+        return bytes.fromhex(found[1])
+    known = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    return bytes(known[letter] for letter in name) if {*name} <= known.keys() else None
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:

@@ -309,6 +309,9 @@ def explain(
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
             return meaning.format(name=name, version=version("transformers"))
+    file = "tokenizer.json" if "tokenizer" in part else "config.json"
+    if isinstance(error, KeyError) and folder is not None and (folder / file).is_file():
+        return f"{name}: {file} is damaged ({first_line(error)}); download or copy it again"
     if "tokenizer" in part and folder is not None and not (folder / "tokenizer.json").is_file():
         return (
             f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
