@@ -542,7 +542,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         "pip install sentencepiece protobuf tiktoken",
     ),
     "pointer for tokens": (holding("tokenizer.json", POINTER.encode()), "run git lfs pull"),
-    "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer cannot be loaded"),
+    "other tokenizer": (holding("tokenizer.json", b"{}"), "tokenizer.json is damaged"),
     "unknown family": (
         holding("config.json", b'{"model_type": "nonsense"}'),
         "no models of its type",
@@ -887,7 +887,7 @@ def test_files_beside_the_answer(
 def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
     lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.specs.device.free_memory", lambda _: 35e6)
+    monkeypatch.setattr("ladecli.specs.device.free_memory", lambda _: 24e6)
     asked = ("generate", "demo", "-p", "def ", "-n", "5", "--no-stats", "--dtype", "float32")
     told = lade(*asked, "--max-context", "2048").refused()
     (fitting,) = re.findall(r"--max-context (\d+) fits", told)

@@ -160,11 +160,6 @@ def index(**named: Any) -> Callable[[Path], object]:
     return change
 
 
-def writing(name: str, text: str) -> Callable[[Path], object]:
-    """Put a text in place of a file."""
-    return lambda folder: (folder / name).write_text(text)
-
-
 def pipe(name: str) -> Callable[[Path], object]:
     """Put a pipe in place of a file."""
 
@@ -193,7 +188,6 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "length": (stating("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),
     "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
     "activation": (stating("config.json", hidden_act="silo"), "config.json is damaged"),
-    "no tokens": (writing("tokenizer.json", "{}"), "tokenizer.json is damaged"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from ladecli.decoder.config import Limits, LookaheadConfig
+from ladecli.decoder.config import Limits, LookaheadConfig, chunk_on
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError
@@ -59,7 +59,7 @@ def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) 
         for _ in decoder.generate(prompt, strategy, None, Limits(8)):
             pass
     spec = spec_of(empty_model(config, {}), torch.float32)
-    need = estimate(spec, context=2048, width=24, attention=attention)
+    need = estimate(spec, context=2048, width=24, attention=attention, chunk=chunk_on("cpu"))
     assert held.most / (need.cache + need.step) == pytest.approx(1, abs=0.1)
 
 

@@ -21,8 +21,8 @@ WITHOUT_WINDOW = ("context", "recycled")
 (benchmarks/README.md)."""
 MAX_WIDTH = 4096
 """No step has more tokens: a typing error must not plan one for minutes."""
-PREFILL_CHUNK = 512
-"""Tokens of a prompt in one forward."""
+PREFILL_CHUNK, CPU_CHUNK = 512, 128
+"""Tokens of a prompt in one forward; on a CPU more are no faster, and Ctrl-C waits for its end."""
 GROWTH = 256
 """Slots of the cache are allocated in multiples of this."""
 NEARLY_ALL = 0.6
@@ -44,6 +44,11 @@ NO_TRITON = (
     "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0; use"
     " --attention auto"
 )
+
+
+def chunk_on(device: str) -> int:
+    """Tokens of a prompt that a device reads in one forward."""
+    return CPU_CHUNK if device == "cpu" else PREFILL_CHUNK
 
 
 def check_attention(name: str, device: str) -> None:

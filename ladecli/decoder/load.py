@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK
+from .config import CAPTURED_WIDTHS, GROWTH, chunk_on
 from .decoder import Decoder
 from .errors import UnsupportedModelError
 from .faults import reason_of
@@ -82,7 +82,7 @@ def load_decoder(
     *,
     attention: str = "auto",
     max_context: int | None = None,
-    prefill_chunk: int = PREFILL_CHUNK,
+    prefill_chunk: int | None = None,
     cuda_graphs: bool = False,
     kernels: bool = True,
     join: bool = True,
@@ -96,7 +96,7 @@ def load_decoder(
         model: the model; with `join`, its linear layers share joined weights afterwards.
         attention: name of the attention backend.
         max_context: the most tokens of prompt and text together; None for the model's own.
-        prefill_chunk: prompt tokens per forward.
+        prefill_chunk: prompt tokens per forward; None for what suits the device.
         cuda_graphs: whether steps are captured, where that works.
         kernels: whether Triton kernels may be used.
         join: whether weights may be joined; not for a model that belongs to the caller.
@@ -113,6 +113,7 @@ def load_decoder(
     limit = min(max_context or facts.context, facts.context)
     device = input_device(model)
     on_gpu = device.type == "cuda"
+    prefill_chunk = prefill_chunk or chunk_on(device.type)
     kernels = kernels and on_gpu and triton_available(device)
     if attention == "auto" and not kernels:
         attention = "sdpa"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import profiles
-from ..decoder.config import check_attention
+from ..decoder.config import check_attention, chunk_on
 from ..errors import UsageError
 from ..options.declare import CONFIG_FILE, config_path
 from ..profiles import races
@@ -81,6 +81,7 @@ def decide(
         width=1 if drafts.strategy == "autoregressive" else drafts.lookahead(base).step_limit,
         attention=attention.name,
         captured=no_graphs is None and options.device_map is None,
+        chunk=chunk_on(device.kind),
         in_float32=_in_float32(planned),
     )
     free, context, notice = _find_room(planned, asked, sharing)

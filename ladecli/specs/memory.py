@@ -106,11 +106,12 @@ def estimate(
     width: int = 1,
     attention: str = "sdpa",
     captured: bool = False,
+    chunk: int = PREFILL_CHUNK,
 ) -> Need:
     """What decoding takes, within about 10 %.
 
-    For texts of at most `context` tokens and steps of at most `width`; captured steps are CUDA
-    graphs, which keep their memory.
+    For texts of at most `context` tokens, steps of at most `width`, and prompts that are read in
+    chunks; captured steps are CUDA graphs, which keep their memory.
     """
     if captured:
         width = max(width, CAPTURED_WIDTHS[-1])
@@ -130,7 +131,7 @@ def estimate(
     row = (6 * spec.hidden + 3 * spec.inner) * spec.value_bytes + context * score
     # Every token of a step has logits, in float32 as well; of the prompt only the last one.
     logits = spec.vocabulary * (spec.value_bytes + (4 if spec.value_bytes < 4 else 0))
-    prefill, step = min(PREFILL_CHUNK, context) * row + logits, width * (row + logits)
+    prefill, step = min(chunk, context) * row + logits, width * (row + logits)
     others = max(prefill, copied * cached)
     held = others + step if captured else max(others, step)
     return Need(spec.weight_bytes, slots * cached, held)
@@ -143,13 +144,14 @@ def usable(free: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What there must be room for; `attention` and `captured` as for `estimate`."""
+    """What there must be room for; `attention`, `captured` and `chunk` as for `estimate`."""
 
     longest: int  # tokens of context that the model is made for
     wanted: int | None = None  # tokens of context asked for; None for as many as fit
     width: int = 1  # the most tokens of a step
     attention: str = "sdpa"
     captured: bool = False
+    chunk: int = PREFILL_CHUNK
     in_float32: bool = False  # whether activations, keys and values are, whatever the weights
 
     @property
@@ -164,9 +166,14 @@ class Asked:
 
     def need(self, spec: ModelSpec, context: int) -> Need:
         """What decoding texts of at most `context` tokens takes."""
-        width, attention, captured = self.width, self.attention, self.captured
-        spec = replace(spec, compute="float32") if self.in_float32 else spec
-        return estimate(spec, context=context, width=width, attention=attention, captured=captured)
+        return estimate(
+            replace(spec, compute="float32") if self.in_float32 else spec,
+            context=context,
+            width=self.width,
+            attention=self.attention,
+            captured=self.captured,
+            chunk=self.chunk,
+        )
 
     def fitting(self, spec: ModelSpec, room: float) -> int:
         """The longest context that bytes of memory have room for; 0 where that is of no use."""
