@@ -773,8 +773,9 @@ def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str
     assert child.exitstatus == 0
 
 
-def test_ctrl_c_at_a_terminal_keeps_the_text_and_exits_with_130(
-    tmp_path: Path, model_folder: str
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_answer_whose_text_is_kept(
+    number: int, tmp_path: Path, model_folder: str
 ) -> None:
     change = stating("config.json", max_position_embeddings=10**6)
     slow = copied(model_folder, tmp_path / "slow", change)
@@ -783,7 +784,7 @@ def test_ctrl_c_at_a_terminal_keeps_the_text_and_exits_with_130(
         sys.executable, ["-m", "ladecli", *asked], encoding="utf-8", timeout=60, dimensions=(24, 80)
     )
     child.expect("\x1b\\[3\\dm[^\u2800-\u28ff]")  # an accepted draft's colour, not the spinner's
-    child.kill(signal.SIGINT)
+    child.kill(number)
     child.expect("tokens in .* steps")
     child.expect(pexpect.EOF)
     child.close()

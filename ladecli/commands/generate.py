@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def run(request: GenerateRequest) -> int:
     """Answer every prompt of the request.
 
-    The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C.
+    The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C or SIGTERM.
     """
     rows = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, sum(len(row.turns) for row in rows))
@@ -44,7 +45,9 @@ def run(request: GenerateRequest) -> int:
         if _has_more():
             terminal.say("standard input is not read beside other prompts; -f - reads it as one")
         answers = _Answers(request, session)
-        with ctrl_c() as cancelled, pool_file.keep_drafts(session, request.pool_file, texts):
+        # To ranks it says that one of them has failed.
+        ends = (signal.SIGTERM,) if session.ranks == 1 else ()
+        with ctrl_c(*ends) as cancelled, pool_file.keep_drafts(session, request.pool_file, texts):
             for talk in talks:
                 answers.hold(talk, cancelled)
                 if answers.code == INTERRUPTED:
