@@ -12,6 +12,7 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.options import COMMANDS, request_of
 from ladecli.options.answer import ChatRequest
+from ladecli.options.declare import CONFIG_FILE
 from ladecli.options.drafting import DraftOptions
 
 
@@ -68,15 +69,22 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
         ),
         ({"window": 5, "sources": "trajectory,context", "budget": 30}, ()),
         ({"window": 5, "strategy": "jacobi"}, ()),
+        (
+            {"budget": 4, "guesses": 2, "strategy": "jacobi"},
+            ("strategy jacobi makes no use of guesses and budget",),
+        ),
     ],
 )  # fmt: skip
 def test_options_that_do_nothing_or_more_than_they_say(
     given: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    request = DraftOptions(**given)
+    request = DraftOptions(**given, origins={key: f"flag --{key}" for key in given})
     told = request.side_effects(TUNED)
     assert len(told) == bool(words)
     assert all(word in told[0] for word in words)
     if given == {} or "does nothing" in "".join(told):
         chosen = request.lookahead(TUNED)
         assert (chosen.budget, chosen.widths) == (TUNED.budget, TUNED.widths)
+    # A config file's are meant for lookahead.
+    kept = DraftOptions(**given, origins=dict.fromkeys(given, CONFIG_FILE))
+    assert kept.strategy == "lookahead" or kept.side_effects(TUNED) == []

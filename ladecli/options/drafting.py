@@ -11,6 +11,9 @@ from .declare import Options, option
 
 decode_option = partial(option, "Decoding")
 _OF_WINDOW = ("window", "ngram", "guesses")
+_OF_LOOKAHEAD = (*_OF_WINDOW, "budget", "sources")
+_USED = {"jacobi": "window", "prompt-lookup": "budget"}
+"""The one of them that another strategy uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +84,12 @@ class DraftOptions(Options):
 
     def side_effects(self, profile: LookaheadConfig) -> list[str]:
         """Lines about options that do nothing, or that change others of the profile."""
-        chosen, named, changed = self.lookahead(profile), [*self._given(*_OF_WINDOW)], []
         if self.strategy != "lookahead":
-            return []
+            # Those of a config file are meant for lookahead.
+            others = [key for key in _OF_LOOKAHEAD if key != _USED.get(self.strategy)]
+            typed = " and ".join(filter(self._typed, others))
+            return [f"strategy {self.strategy} makes no use of {typed}"] if typed else []
+        chosen, named, changed = self.lookahead(profile), [*self._given(*_OF_WINDOW)], []
         if self.sources is None and chosen.sources != profile.sources:
             before = ",".join(profile.sources)
             changed.append(f"sources {','.join(chosen.sources)} for the profile's {before}")

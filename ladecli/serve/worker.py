@@ -214,8 +214,9 @@ class Worker:
         raw: bytes | None = text.encode()
         if REPLACEMENT in text and (raw := bytes_of(self._session.loaded.tokenizer, token)):
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)  # as OpenAI spells it
+        found = None if raw is None else [*raw]
         # JSON has no infinity; OpenAI has this number for it.
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": raw and [*raw]}
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": found}
 
 
 def ending() -> Refused:
