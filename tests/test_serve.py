@@ -305,6 +305,19 @@ def test_log_probabilities_of_a_chat(server: Server) -> None:
         assert all(likely) == (more == {}), "a penalty is no part of them"
 
 
+def test_parts_of_characters_have_their_bytes(server: Server) -> None:
+    # Nearly any token may come.
+    random = {"max_tokens": 200, "temperature": 50, "top_k": 0, "seed": 1, "ignore_eos": True}
+    options = {"messages": QUESTION, "logprobs": True, "top_logprobs": 1} | random
+    tokens = server.ask("/v1/chat/completions", options)[1]["choices"][0]["logprobs"]["content"]
+    parts = [each for each in tokens if "bytes:" in each["token"]]
+    assert parts
+    for each in parts:
+        assert each["token"] == "bytes:" + "".join(f"\\x{byte:02x}" for byte in each["bytes"])
+        with pytest.raises(UnicodeDecodeError):
+            bytes(each["bytes"]).decode()
+
+
 @pytest.mark.parametrize(("prompt", "in_parts"), [("import ", False), ("while ", True)])
 def test_a_prediction_makes_an_answer_faster(
     server: Server, lade: Any, prompt: str, in_parts: bool
