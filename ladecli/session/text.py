@@ -13,6 +13,10 @@ from ..errors import UsageError, one_line
 from ..events import Ended, Piece, Reason, TextEvent, TextStep
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_UNSEEN = [*range(33), *range(127, 161), 173]
+_LETTERS = [chr(256 + _UNSEEN.index(n) if n in _UNSEEN else n) for n in range(256)]
+"""How byte-level tokenizers write each byte: those that would not be seen have other letters
+(Radford et al., "Language Models are Unsupervised Multitask Learners", 2019)."""
 HIDDEN = "\ufdd0"
 """Stands for a character that is not shown; Unicode has none of this number."""
 
@@ -41,13 +45,10 @@ def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
 def bytes_of(tokenizer: Any, token: int) -> bytes | None:
     """The bytes that a token adds to a text, of which it may hold a part of a character; None where
     its name does not tell."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     name = str(tokenizer.convert_ids_to_tokens(token))
     if found := re.fullmatch("<0x([0-9A-F]{2})>", name):
         return bytes.fromhex(found[1])
-    known = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    return bytes(known[letter] for letter in name) if {*name} <= known.keys() else None
+    return bytes(map(_LETTERS.index, name)) if {*name} <= {*_LETTERS} else None
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
