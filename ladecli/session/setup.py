@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -89,9 +88,8 @@ def decide(
     # Transposed weights for steps of one token, and packed ones for wider steps.
     twice = 2 * need.weights + need.cache + need.step <= memory.usable(free)
     if ranks is not None:
-        rooms = ranks.gather((context or sys.maxsize, twice))
-        least, twice = min(rooms)[0], all(both for _, both in rooms)
-        if least < (context or least):
+        least, twice = map(min, zip(*ranks.gather((context, twice)), strict=True))
+        if least < context:
             context, notice = least, f"texts end at {least:,} tokens: another rank has less room"
     return Setup(
         attention=attention,
