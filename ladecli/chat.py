@@ -14,11 +14,11 @@ from typing import Any
 from rich.text import Text
 
 from . import files
-from .decoder.errors import DeviceLostError, RankError
+from .decoder.errors import DeviceLostError, Error, RankError
 from .errors import NoEmbeddingError, UsageError, printable
 from .options.answer import ChatRequest
 from .repl import commands
-from .repl.journal import Journal, new_journal, newest
+from .repl.journal import Journal, newest
 from .repl.reader import (
     LEAVE,
     Reader,
@@ -28,9 +28,8 @@ from .repl.reader import (
     suppress_echo,
     unescape,
 )
-from .repl.session import Chat
+from .repl.session import Chat, Kept
 from .session import opening, pool_file
-from .session.conversation import Conversation
 from .trace import export
 from .view.terminal import Terminal, handling
 
@@ -45,45 +44,71 @@ def run(request: ChatRequest) -> int:
     """
     export.check(request)
     texts = pool_file.check(request)
-    journal, conversation = new_journal(), None
+    journal, kept = Journal(), None
     if request.resume:
         conversation, model = newest()
-        request = replace(request, model=request.model or model or None)
+        if request.typed_system is not None:
+            conversation = replace(conversation, system=request.typed_system)
+        kept = Kept(conversation, conversation)
+        if request.origins.get("model") != "argument":
+            request = replace(request, model=model or request.model)
     following: ChatRequest | None = request
-    code = 0
+    before, code = None, 0
     ends = [each for each in signal.Signals if each.name in ("SIGTERM", "SIGHUP", "SIGQUIT")]
     with handling(_end, *ends), suppress_echo():
         while following is not None:
-            following, conversation, refused = _with_model(following, texts, conversation, journal)
-            code = UsageError.exit_code if refused else code
+            try:
+                chat = _with_model(following, texts, kept, journal)
+            except _NotOpenedError as error:
+                if before is None:
+                    raise error.why from None
+                Terminal(before.color).say(f"{error.why}; going on with {before.name}")
+                following, before = before, None
+                continue
+            code = UsageError.exit_code if chat.refused else code
+            # On a pipe the first mistake ends it.
+            before = replace(chat.request, message=None) if chat.reader.interactive else None
+            kept = chat.kept
+            following = _with_another(chat.request, chat.successor) if chat.successor else None
+            del chat  # its model makes room for the next one
     return code
 
 
+class _NotOpenedError(Exception):
+    """No chat began, and why."""
+
+    def __init__(self, why: Error) -> None:
+        self.why = why
+
+
 def _with_model(
-    request: ChatRequest, texts: list[str], conversation: Conversation | None, journal: Journal
-) -> tuple[ChatRequest | None, Conversation, bool]:
-    """Chat with one model until the user leaves, or goes on with another one: the request for
-    that, the conversation, and whether a message of a pipe was refused."""
+    request: ChatRequest, texts: list[str], kept: Kept | None, journal: Journal
+) -> Chat:
+    """Chat with one model until the user leaves, or goes on with another one."""
     terminal = Terminal(request.color, request.quiet)
-    with opening.open_with_ranks(request, terminal) as session:
-        chat = Chat(session, request, terminal, open_reader)
-        if conversation is not None:
-            chat.conversation = chat.saved = conversation
-        with pool_file.keep_drafts(session, request.pool_file, texts):
-            greet(chat)
-            with keep_conversation(chat, journal):
-                loop(chat, request.message)
-    if chat.successor is None:
-        return None, chat.conversation, chat.refused
-    return _with_another(chat.request, chat.successor), chat.conversation, chat.refused
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(opening.open_with_ranks(request, terminal))
+            chat = Chat(session, request, terminal, open_reader)
+            stack.enter_context(pool_file.keep_drafts(session, request.pool_file, texts))
+        except Error as error:
+            raise _NotOpenedError(error) from error
+        if kept is not None:
+            chat.go_on(kept)
+        greet(chat)
+        with keep_conversation(chat, journal):
+            loop(chat, request.message)
+    return chat
 
 
 def _with_another(request: ChatRequest, model: str) -> ChatRequest:
     """The request for another model, without what belongs to the one until now."""
-    own = ("adapter", "gguf_file", "chat_template")
+    own = ("adapter", "gguf_file", "chat_template", "revision", "pool_file")
     origins = {key: origin for key, origin in request.origins.items() if key not in own}
     others: dict[str, Any] = dict.fromkeys(own)
-    return replace(request, model=model, message=None, origins=origins, **others)
+    return replace(
+        request, model=model, message=None, trust_remote_code=False, origins=origins, **others
+    )
 
 
 def open_reader(chat: Chat) -> Reader:

@@ -20,7 +20,8 @@ from ladecli.repl.journal import Journal
 from ladecli.session.conversation import Conversation, from_json
 from ladecli.trace.format import read_trace
 
-from .oracle import change_decoders, during_forward
+from .hub_files import copied, stating
+from .oracle import change_decoders, during_forward, watch
 
 DEMO = Path(__file__).parents[1] / "ladecli" / "demo"
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
@@ -99,6 +100,47 @@ def test_ctrl_c_before_the_first_token_gives_the_message_back(
     assert "a question " * 400 + "\n> " in chat.err
 
 
+def test_a_reply_stands_where_ctrl_c_comes_before_another(
+    talk: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    armed: list[Callable[[], None]] = []
+    arm = partial(armed.append, ctrl_c)
+    change_decoders(monkeypatch, lambda each: watch(each, lambda _: armed and armed.pop()()))
+    long = "a question " * 400
+    chat = talk(QUESTIONS[0], arm, long, "/compare", options="-n 9", home=tmp_path / "1")
+    assert "same text" in chat.err
+    for number, again in enumerate(("/regenerate", f"/edit {long}"), start=2):
+        chat = talk(long, arm, again, options="-n 9", home=tmp_path / f"{number}")
+        assert len(chat.conversation.messages) == 2
+
+
+def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("a remark")
+    saved = tmp_path / "chat.json"
+    steps = ("Hello", f"/save {saved}", f"/paste {tmp_path / 'note.txt'}", "/model demo")
+    chat = talk(*steps, "more", "/save", options="-n 5")
+    messages = from_json(saved.read_text()).messages
+    assert len(messages) == 4
+    assert messages[2].content.startswith("note.txt:")
+    other = tmp_path / "other.json"
+    other.write_text(saved.read_text())
+    chat = talk("Hello", "/model demo", f"/load {other}", options="-n 5")
+    assert "2 messages that no file has" in chat.told[0]
+    assert len(chat.conversation.messages) == 2
+
+
+def test_a_model_that_cannot_be_opened_ends_no_chat(
+    talk: Lade, model_folder: str, tmp_path: Path
+) -> None:
+    change = stating("tokenizer_config.json", chat_template=None)
+    bare = copied(model_folder, tmp_path / "bare", change)
+    (Path(bare) / "chat_template.jinja").unlink(missing_ok=True)
+    chat = talk("Hello", f"/model {bare}", "more", options="-n 5")
+    assert "has no chat template" in chat.err
+    assert "going on with demo" in chat.err
+    assert len(chat.conversation.messages) == 4
+
+
 def test_errors_cost_neither_the_conversation_nor_the_chat(
     talk: Lade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,8 +202,8 @@ def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
 
     lines = ("/undo", "/system Be brief.", "/regenerate", "/reset", "/system none")
     talk(*(part for line in (*QUESTIONS[:2], *lines) for part in (line, look)))
-    assert [len(each.messages) for each in seen] == [2, 4, 2, 2, 2, 0, 0]
-    assert [each.system for each in seen] == [*[None] * 3, *["Be brief."] * 3, None]
+    assert [len(each.messages) for each in seen] == [2, 4, 2, 2, 2, 2, 2]
+    assert [each.system for each in seen] == [*[None] * 3, *["Be brief."] * 4]
     assert [each.messages[0].content for each in seen[:5]] == [QUESTIONS[0]] * 5
     assert seen[1].messages[:2] == seen[2].messages == seen[0].messages
 
@@ -199,6 +241,11 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert "going on after 1 message: Hello\n" in killed.err
     assert "this message has no answer: /regenerate" in killed.err
     assert killed.out.strip() == before.said[1]
+    empty = talk("Hi", "/reset", options="-n 5", home=tmp_path)
+    assert "going on after 2 messages: " in talk(options="--continue", home=tmp_path).err
+    assert empty.conversation.messages
+    told = talk("/system", options="--continue -s Briefly.", home=tmp_path).err
+    assert "Briefly." in told
     os.utime(day)  # of two chats side by side, the one that was held last
     assert "going on after 4 messages" in talk(options="--continue", home=tmp_path).err
     monkeypatch.setenv("XDG_STATE_HOME", "/nowhere")
@@ -209,7 +256,8 @@ def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
     """By SIGKILL, or by a disk that was full for a time."""
     talk = Conversation("Be brief.")
     file, states = tmp_path / "1.jsonl", [talk := talk.asked("a" * 90), talk.answered("b" * 90)]
-    journal = Journal(file)
+    journal = Journal()
+    journal.path = file
     journal.record(states[0], "demo")
     size = file.stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -58,13 +58,15 @@ class Figures:
 def figures_of(result: Result, category: str | None = None) -> list[Figures]:
     """Figures of every method that has runs, in the order of the methods."""
     baseline = result.runs_of(result.reference, category) if result.reference else []
+    # transformers draws other random numbers.
+    foreign = {each.name for each in result.methods if each.foreign}
     found = []
     for method in result.methods:
         if not (runs := result.runs_of(method.name, category)):
             continue
         steps = [seconds for run in runs for seconds in run.step_seconds]
         fed = [run.fed for run in runs if run.fed is not None]
-        comparable = not (result.conditions.sampled and method.foreign)
+        comparable = not (result.conditions.sampled and foreign & {method.name, result.reference})
         itself = method.name == result.reference
         equal, compared = equality(runs, baseline) if comparable and not itself else (0, 0)
         accepted: Counter[str] = sum((Counter(run.accepted) for run in runs), Counter())
@@ -202,7 +204,7 @@ def judge(logs: Sequence[float], margin: float) -> Change:
         return Change(UNCLEAR, ratio, None, None, len(values))
     found = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
     low, high = map(math.exp, found.confidence_interval)
-    visible = max(high / ratio - 1.0, ratio / low - 1.0, margin)
+    visible = max(high - 1.0, 1.0 / low - 1.0, margin)  # what the change may be, either way
     verdict = EQUAL if visible <= VISIBLE else UNCLEAR
     significant = wilcoxon(values, zero_method="zsplit").pvalue <= ALPHA
     if significant and abs(math.log(ratio)) > math.log1p(margin):

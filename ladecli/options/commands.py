@@ -152,7 +152,10 @@ class PlanRequest(JsonOptions, ModelOptions):
     )
     nodes: int | None = _plan("Number of nodes.", metavar="M", least=1, most=1024)
     gpus_per_node: int | None = _plan(
-        "GPUs in a node; default: 8.", metavar="K", least=1, most=1024
+        "GPUs in a node; default: 8, or as many as --gpus and --nodes give.",
+        metavar="K",
+        least=1,
+        most=1024,
     )
     link: str | None = _plan(
         "What joins GPUs: nvlink, pcie, ethernet, infiniband or GB/s; two with a"
@@ -184,7 +187,7 @@ class PlanRequest(JsonOptions, ModelOptions):
         """GPUs of a node."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
-        return self.gpus // self.nodes if self.gpus and self.nodes else 8
+        return -(-self.gpus // self.nodes) if self.gpus and self.nodes else 8
 
     @property
     def counts(self) -> list[int]:

@@ -145,7 +145,7 @@ def system(chat: Chat, text: str) -> None:
     """Show or set the system message; "none" removes it."""
     if text:
         wanted = replace(chat.conversation, system=None if text == NONE else text)
-        chat.encode(wanted.asked("?"))  # some templates refuse one: better now than later
+        chat.check_template(wanted)
         chat.show_new_notices()
         chat.conversation = wanted
     chat.note(chat.conversation.system or "none; the model's template may have its own")
@@ -210,6 +210,8 @@ def draft(chat: Chat, name: str) -> None:
 @command("/reset")
 def reset(chat: Chat, _: str) -> None:
     """Start over; the system message stays."""
+    if chat.journal is not None:
+        chat.journal.begin()
     chat.conversation = Conversation(system=chat.conversation.system)
     chat.attached.clear()
     chat.file = chat.page = chat.saved = None  # the files keep the old conversation
@@ -245,7 +247,7 @@ def load(chat: Chat, name: str) -> None:
             fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
             raise UsageError(f"{name} is not a saved chat: {fix}") from None
         raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
-    chat.encode(loaded.asked("?"))  # a template may refuse what another one took
+    chat.check_template(loaded)
     if chat.unsaved and chat.reader.interactive:
         count = counted(len(chat.conversation.messages), "message")
         raise UsageError(f"this chat has {count} that no file has; /save FILE or /reset first")

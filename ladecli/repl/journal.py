@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -22,8 +23,16 @@ class Journal:
     machine, no more is lost than the last seconds.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path  # there is no file before the first message
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Keep what follows in a file of its own."""
+        # Two chats may begin at the same moment, and one conversation after another.
+        stem = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
+        names = (f"{stem}{(each and -each) or ''}.jsonl" for each in itertools.count())
+        self.path = next(path for name in names if not (path := _folder() / name).exists())
+        # There is no file before the first message.
         self._written = Conversation()
         self._torn = False  # whether the last line may lack its end
 
@@ -51,25 +60,21 @@ class Journal:
         self._written, self._torn = conversation, False
 
 
-def new_journal() -> Journal:
-    """The journal of a new conversation; two may begin at the same moment."""
-    return Journal(_folder() / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.jsonl")
-
-
 def newest() -> tuple[Conversation, str]:
     """The newest conversation that was kept, and the model that it was held with.
 
     Raises:
         UsageError: there is none, or its file is damaged.
     """
-    kept = kept_files()
-    if not kept:
-        raise UsageError("there is no conversation to continue; leave --continue out")
-    try:
-        text = files.read_text(str(kept[-1]), "chat")
-        return from_json(text), model_of(text)
-    except ValueError as error:
-        raise UsageError(f"{kept[-1]} is not a saved chat ({error}); delete it") from None
+    for path in reversed(kept_files()):
+        text = files.read_text(str(path), "chat")
+        try:
+            found, model = from_json(text), model_of(text)
+        except ValueError as error:
+            raise UsageError(f"{path} is not a saved chat ({error}); delete it") from None
+        if found.messages:
+            return found, model
+    raise UsageError("there is no conversation to continue; leave --continue out")
 
 
 def kept_files() -> list[Path]:

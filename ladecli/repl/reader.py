@@ -208,7 +208,7 @@ class TerminalReader(Reader):
             keys = self._input.read_keys()
             waiting = [key for key in keys if key.key != TOGGLE_KEY]
             store_typeahead(self._input, waiting)
-            if len(waiting) < len(keys):
+            for _ in range(len(keys) - len(waiting)):
                 self._on_toggle()
 
         with _whole_pastes(self._output):

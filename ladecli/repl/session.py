@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Column, Table
@@ -47,6 +47,16 @@ class Reply:
     tally: Tally = field(default_factory=Tally)  # its text and figures
     # pickled, what the drafts knew before it: `/compare` decodes it again from there
     drafts: bytes = b""
+
+
+class Kept(NamedTuple):
+    """What a chat with one model hands on to that with the next; see `Chat`."""
+
+    conversation: Conversation
+    saved: Conversation | None
+    file: Path | None = None
+    page: Path | None = None
+    attached: Sequence[str] = ()
 
 
 class Chat:
@@ -116,6 +126,16 @@ class Chat:
             self._lost = True
 
     @property
+    def kept(self) -> Kept:
+        """What a chat with another model goes on with."""
+        return Kept(self.conversation, self.saved, self.file, self.page, self.attached)
+
+    def go_on(self, kept: Kept) -> None:
+        """Take what a chat before this one has handed on."""
+        self.conversation, self.saved, self.file, self.page, attached = kept
+        self.attached = [*attached]
+
+    @property
     def last_reply(self) -> Reply | None:
         """The newest reply, if it still ends the conversation."""
         last = self.conversation.messages[-1:]
@@ -178,8 +198,6 @@ class Chat:
         drafts = pickle.dumps(self.session.drafts)  # a millisecond or two
         tally = Tally(calibration=self.calibration)
         reply = Reply(self.encode(seen), self.settings(), tally, drafts)
-        if self.replies:
-            self.replies[-1].drafts = b""  # only the last one is compared
         self.keep(seen)
         self.show_new_notices()
         try:
@@ -189,7 +207,11 @@ class Chat:
             interrupted = tally.reason in (None, "interrupted", "memory")
             if tally.text or tally.reasoning or not interrupted:
                 self.conversation = seen.answered(tally.text, interrupted, tally.reasoning)
+                if self.replies:
+                    self.replies[-1].drafts = b""  # only the last one is compared
                 self.replies.append(reply)
+            else:
+                self.keep(self.conversation)
         self.calibration = tally.calibrate()
         self._conclude(reply)
 
@@ -316,6 +338,15 @@ class Chat:
             UsageError: the model's template refuses it.
         """
         return self.session.encode_talk(conversation, self.request.template(True))
+
+    def check_template(self, conversation: Conversation) -> None:
+        """Refuse a conversation that the template refuses: better now than with the next message.
+
+        Raises:
+            UsageError: it does.
+        """
+        waits = conversation.messages and conversation.messages[-1].role == "user"
+        self.encode(conversation if waits else conversation.asked("?"))
 
     @property
     def used(self) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..decoder.events import PromptRead
+from ..decoder.events import PromptRead, StepNarrowed
 from ..errors import INTERRUPTED, UsageError
 from ..events import TextEvent, TextStep
 from ..metrics import Tally
@@ -59,7 +59,7 @@ def pace(events: Iterable[TextEvent], speed: float) -> Iterator[TextEvent]:
     # Against the clock, and not one sleep after another: showing takes time, too.
     due = time.monotonic()
     for event in events:
-        if isinstance(event, TextStep | PromptRead):
+        if isinstance(event, TextStep | PromptRead | StepNarrowed):
             due += event.seconds / speed
         time.sleep(max(due - time.monotonic(), 0.0))
         yield event

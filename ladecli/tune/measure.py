@@ -303,7 +303,7 @@ def best_of(finalists: Sequence[Candidate]) -> Candidate:
         return current
     test = ttest_rel(fastest.by_prompt, current.by_prompt, alternative="greater")
     # Each of those that could have been the fastest had its chance.
-    return fastest if test.pvalue < CHANCE / max(len(finalists) - 2, 1) else current
+    return fastest if test.pvalue < CHANCE / max(len(finalists) - 1, 1) else current
 
 
 def setting_of(best: Candidate | None, current: LookaheadConfig, cost: StepCost) -> LookaheadConfig:
