@@ -33,7 +33,6 @@ RECENT = 24
 _SUMMED = (
     *("prompt", "cached", "tokens", "steps", "fed", "prefill_seconds", "decode_seconds"),
     *("plain_seconds", "derived_seconds", "accepted", "_first_tokens"),
-    "_first_steps",
 )
 """Of a tally, what those of several answers add up to, or are joined."""
 
@@ -71,7 +70,6 @@ class Tally:
     _texts: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _first_tokens: int = 0
-    _first_steps: int = 0  # 1 once there is one; of several answers more
 
     def add(self, event: TextEvent) -> None:
         """Count one more event."""
@@ -87,7 +85,7 @@ class Tally:
             case TextStep():
                 if self.steps == 0:
                     self.prefill_seconds += event.seconds
-                    self._first_tokens, self._first_steps = len(event.token_ids), 1
+                    self._first_tokens = len(event.token_ids)
                 else:
                     self.decode_seconds += event.seconds
                     if event.width == 1:
@@ -190,8 +188,7 @@ class Tally:
     def speedup(self) -> float:
         """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
         tokens = self.tokens - self._first_tokens
-        most = ratio(tokens, self.steps - self._first_steps)
-        return self._speedup(tokens, self.decode_seconds, most)
+        return self._speedup(tokens, self.decode_seconds, self.tokens_per_step)
 
     def speedup_of_last(self, steps: int) -> float:
         """The same of the last steps."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ladecli.decoder.events import StepNarrowed
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.trace.replay import pace
 
@@ -18,7 +19,8 @@ from .screens import Terminal
 EVENTS: list[TextEvent] = [
     PromptRead(512, 600, 0.1),
     TextStep((Piece("a"),), (1,), 1, 0, 0.2),
-    TextStep((Piece("b"),), (2,), 1, 0, 0.3),
+    StepNarrowed(1, 0.1),
+    TextStep((Piece("b"),), (2,), 1, 0, 0.2),
     Ended("length"),
 ]
 
@@ -31,7 +33,7 @@ def test_events_come_when_they_came(speed: float) -> None:
         came.append((event, time.monotonic() - start))
         time.sleep(0.02 / speed)  # showing is part of the time
     assert [event for event, _ in came] == EVENTS
-    for (_, at), due in zip(came, (0.1, 0.3, 0.6, 0.6), strict=True):
+    for (_, at), due in zip(came, (0.1, 0.3, 0.4, 0.6, 0.6), strict=True):
         assert due / speed <= at + 1e-3
         assert at < due / speed + 0.5  # a busy machine
 

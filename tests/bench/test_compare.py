@@ -90,6 +90,12 @@ def test_chance_is_not_called_a_change() -> None:
     assert wrong <= 4  # 5 or more have a chance of 0.4 %
 
 
+def test_what_lies_far_from_no_change_is_not_called_equal() -> None:
+    """Also where few answers leave it without significance."""
+    assert judge([0.2] * 7 + [-0.01], 0.04).verdict == "unclear"
+    assert judge([0.01, -0.01] * 4, 0.04).verdict == "equal"
+
+
 @pytest.mark.parametrize(
     ("methods", "baseline"),
     [
