@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import ConfigError
+from ladecli.errors import UsageError
 from ladecli.options import COMMANDS, request_of
-from ladecli.options.answer import ChatRequest
+from ladecli.options.answer import ChatRequest, GenerateRequest
 from ladecli.options.declare import CONFIG_FILE
 from ladecli.options.drafting import DraftOptions
 
@@ -32,6 +33,18 @@ def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
     request = ChatRequest(window=9, ngram=9, budget=3, top_p=0.5, origins=origins)
     with pytest.raises(ConfigError, match=r"^budget 3 is smaller than .* \(LADE_WINDOW\)$"):
         request.check()
+
+
+def test_a_flag_comes_before_a_variable_that_it_does_not_go_with() -> None:
+    origins = {"raw": "LADE_RAW"}
+    assert GenerateRequest(raw=True, origins=origins).template(True) is None
+    for key, value in (("system", "Be brief."), ("template_arg", ["a=1"])):
+        typed = origins | {key: f"flag --{key}"}
+        request = GenerateRequest(raw=True, origins=typed, **{key: value})
+        request.check()
+        assert request.template(True) is not None
+        with pytest.raises(UsageError, match="leave raw or"):
+            replace(request, origins=typed | {"raw": "flag --raw"}).check()
 
 
 @pytest.mark.parametrize("budget", range(1, 12))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import suites
-from ..errors import INTERRUPTED, LadeError, counted
+from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
@@ -51,6 +51,8 @@ def run(request: BenchRequest) -> int:
     paths = [Path(name).expanduser() for name in request.report or []]
     for path in paths:
         report.check(path)
+        if path.resolve() == Path(request.prompts).expanduser().resolve():
+            raise UsageError(f"--prompts and --report are the same file, {path}; name another")
     terminal = Terminal(request.color, request.quiet)
     prompts = None
     if "context" not in swept:

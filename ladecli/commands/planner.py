@@ -183,8 +183,9 @@ def _show(found: dict[str, Any], console: Console) -> None:
         screen.line(console, each["verdict"])
         rows += [(row["mode"], str(row["gpus"]), *_cells(row)) for row in each["rows"]]
     console.print()
-    titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
-    columns = (screen.Column("mode", number=False), *map(screen.Column, titles))
+    weights = {"GPUs": 0, "ms/step": 3, "tokens/step": 2, "tokens/s": 0, "speed-up": 1}
+    figures = (screen.Column(each, weight=n) for each, n in (weights | {"efficiency": 4}).items())
+    columns = (screen.Column("mode", number=False), *figures)
     screen.print_table(screen.Table("Ways to decode", columns, tuple(rows)), console)
     console.print()
     screen.line(console, "Assumptions", "bold")

@@ -96,7 +96,9 @@ class PromptOptions(TemplateOptions):
 
     def template(self, has_template: bool) -> TemplateChoice | None:
         """As for `TemplateOptions`; a system message needs a template, too."""
-        return None if self.raw else super().template(has_template or self._typed("system"))
+        if self.raw and (self._typed("raw") or not any(map(self._typed, self._NOT_RAW))):
+            return None  # else a variable or the config file says so, and a flag comes before it
+        return super().template(has_template or self._typed("system"))
 
     @property
     def typed_system(self) -> str | None:

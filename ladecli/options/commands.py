@@ -187,7 +187,7 @@ class PlanRequest(JsonOptions, ModelOptions):
         """GPUs of a node."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
-        return -(-self.gpus // self.nodes) if self.gpus and self.nodes else 8
+        return self.gpus // self.nodes if self.gpus and self.nodes else 8
 
     @property
     def counts(self) -> list[int]:
