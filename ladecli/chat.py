@@ -61,7 +61,7 @@ def run(request: ChatRequest) -> int:
                 chat = _with_model(following, texts, kept, journal)
             except _NotOpenedError as error:
                 if before is None:
-                    raise error.why from None
+                    raise error.why from error.why.__cause__
                 Terminal(before.color).say(f"{error.why}; going on with {before.name}")
                 following, before = before, None
                 continue
@@ -103,12 +103,10 @@ def _with_model(
 
 def _with_another(request: ChatRequest, model: str) -> ChatRequest:
     """The request for another model, without what belongs to the one until now."""
-    own = ("adapter", "gguf_file", "chat_template", "revision", "pool_file")
+    names = ("adapter", "gguf_file", "chat_template", "revision", "pool_file")
+    own: dict[str, Any] = {**dict.fromkeys(names), "trust_remote_code": False}
     origins = {key: origin for key, origin in request.origins.items() if key not in own}
-    others: dict[str, Any] = dict.fromkeys(own)
-    return replace(
-        request, model=model, message=None, trust_remote_code=False, origins=origins, **others
-    )
+    return replace(request, model=model, message=None, origins=origins, **own)
 
 
 def open_reader(chat: Chat) -> Reader:

@@ -183,9 +183,15 @@ def _show(found: dict[str, Any], console: Console) -> None:
         screen.line(console, each["verdict"])
         rows += [(row["mode"], str(row["gpus"]), *_cells(row)) for row in each["rows"]]
     console.print()
-    weights = {"GPUs": 0, "ms/step": 3, "tokens/step": 2, "tokens/s": 0, "speed-up": 1}
-    figures = (screen.Column(each, weight=n) for each, n in (weights | {"efficiency": 4}).items())
-    columns = (screen.Column("mode", number=False), *figures)
+    columns = (
+        screen.Column("mode", number=False),
+        screen.Column("GPUs"),
+        screen.Column("ms/step", weight=3),
+        screen.Column("tokens/step", weight=2),
+        screen.Column("tokens/s"),
+        screen.Column("speed-up", weight=1),
+        screen.Column("efficiency", weight=4),
+    )
     screen.print_table(screen.Table("Ways to decode", columns, tuple(rows)), console)
     console.print()
     screen.line(console, "Assumptions", "bold")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -28,11 +28,9 @@ class Journal:
 
     def begin(self) -> None:
         """Keep what follows in a file of its own."""
-        # Two chats may begin at the same moment, and one conversation after another.
-        stem = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
-        names = (f"{stem}{(each and -each) or ''}.jsonl" for each in itertools.count())
-        self.path = next(path for name in names if not (path := _folder() / name).exists())
-        # There is no file before the first message.
+        # Several may begin at the same moment.  There is no file before the first message.
+        name = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{secrets.token_hex(4)}.jsonl"
+        self.path = _folder() / name
         self._written = Conversation()
         self._torn = False  # whether the last line may lack its end
 
@@ -78,7 +76,7 @@ def newest() -> tuple[Conversation, str]:
 
 
 def kept_files() -> list[Path]:
-    """The conversations that were kept, the last one that was held last."""
+    """The conversations that were kept, by when they were held last, the newest at the end."""
     found = {}
     for path in _folder().glob("*.json*"):
         with contextlib.suppress(FileNotFoundError):  # another chat has just removed it

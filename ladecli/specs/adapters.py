@@ -14,14 +14,7 @@ from typing import Any
 from ..errors import LoadError
 from . import hub
 from .memory import format_bytes
-from .model_files import (
-    TOKENIZERS,
-    is_pointer,
-    naming,
-    no_regular_file,
-    read_object,
-    version,
-)
+from .model_files import TOKENIZERS, is_pointer, naming, no_regular_file, read_object, version
 
 
 @dataclass(frozen=True, slots=True)
