@@ -86,7 +86,7 @@ def test_answers_with_other_random_numbers_are_not_compared() -> None:
     assert [each.compared for each in figures_of(sampled)] == [0, 27, 0]
     assert [each.compared for each in figures_of(made)] == [0, 27, 27]
     foreign = result({"hf": 0.8, "lookahead": 1.5})
-    sampled = replace(foreign, conditions=sampled.conditions)
+    sampled = replace(foreign, reference="hf", conditions=sampled.conditions)
     assert [each.compared for each in figures_of(sampled)] == [0, 0]
 
 
