@@ -531,6 +531,13 @@ def test_compare_decodes_the_same_text_again(
     assert "too short to compare" in chat.err
 
 
+@pytest.mark.slow
+def test_compare_knows_a_reply_from_another_with_its_text(talk: Lade) -> None:
+    chat = talk("def", "def", "def", "/undo", "/compare", options="-n 1 -t 0")
+    assert chat.said[1] == chat.said[3], "the test needs replies that are alike"
+    assert "no reply to compare" in chat.told[-1]
+
+
 # Models and pipes.
 
 

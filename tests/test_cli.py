@@ -321,7 +321,7 @@ MISTAKES = {
     f"{SWEEP} context=4x": "--sweep context=4x",
     f"{SWEEP} context=1k --prompts builtin": "leave --prompts out",
     f"{SWEEP} W=5 --strategies hf": "leave --strategies out",
-    f"{SWEEP} W=5 -W 3": "leave the option for one value out",
+    f"{SWEEP} W=5 -W 3": "leave the one value out (flag --window)",
     f"{SWEEP} context=1k,2k --strategies hf-compiled": "one context at a time",
     "bench --strategies hf --parallel 2 --parallel-mode tensor": "leave hf, hf-prompt-lookup,",
     "verify --chi-square 100": "--temperature",

@@ -129,9 +129,19 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
 
 
 def _edited_rows(a: Result, b: Result) -> set[str]:
-    """Rows whose first prompt is another one in B."""
-    first = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
-    return {row for row, digest in first[0].items() if first[1].get(row, digest) != digest}
+    """Rows of which some prompt is another one in B, though the answers before it are not."""
+    theirs = {(run.method, *run.key): run for run in b.runs}
+    edited: set[str] = set()
+    apart: set[tuple[str, str, int]] = set()  # conversations with other answers so far
+    for run in sorted(a.runs, key=lambda run: run.turn):
+        other, conversation = theirs.get((run.method, *run.key)), (run.method, run.row, run.repeat)
+        if other is None or conversation in apart:
+            continue
+        if run.prompt_digest != other.prompt_digest:
+            edited.add(run.row)
+        if run.digest != other.digest:
+            apart.add(conversation)
+    return edited
 
 
 def _pair_answers(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run, Run]]]:

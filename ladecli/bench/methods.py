@@ -50,8 +50,8 @@ def check(request: BenchRequest) -> Sweep:
             f" {', '.join(FOREIGN)} out of --strategies"
         )
     for axis in swept:
-        if NUMBERS.get(axis, (axis, 0))[0] in request.origins:
-            raise UsageError(f"--sweep has values of {axis}; leave the option for one value out")
+        if origin := request.origins.get(NUMBERS.get(axis, (axis, 0))[0]):
+            raise UsageError(f"--sweep has values of {axis}; leave the one value out ({origin})")
     if "context" in swept and "prompts" in request.origins:
         raise UsageError("--sweep context cuts prompts of its own; leave --prompts out")
     if swept.keys() - {"context"} and request.strategies and names != (PLAIN, "lookahead"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 
-from .config import PREFILL_CHUNK, Limits, SamplingConfig
+from .config import Limits, SamplingConfig, chunk_on
 from .engine import Generation
 from .errors import DecoderError, PromptError
 from .events import Event, Finished
@@ -27,7 +27,7 @@ class Decoder:
     Args:
         max_context: the most tokens of prompt and text together, not more than the model was made
             for; None for as many.
-        prefill_chunk: prompt tokens per forward.
+        prefill_chunk: prompt tokens per forward; None for what suits the device.
         batch_invariant: whether a token's logits are the same in every step; see
             `model.attention.invariant`.
 
@@ -43,7 +43,7 @@ class Decoder:
         facts: ModelFacts,
         *,
         max_context: int | None = None,
-        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
         batch_invariant: bool = False,
     ) -> None:
         self.runner = runner
@@ -52,7 +52,8 @@ class Decoder:
         self.max_context = max_context or facts.context
         self.cache = runner.cache
         kind = Executor if runner.model.drafts == "trees" else Chained
-        self.local = kind(runner, facts, self.max_context, prefill_chunk)
+        chunk = prefill_chunk or chunk_on(runner.device.type)
+        self.local = kind(runner, facts, self.max_context, chunk)
         # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
         # The thread that has it may free another one, which was left: that takes it again.
         self._lock = threading.RLock()

@@ -113,7 +113,6 @@ def load_decoder(
     limit = min(max_context or facts.context, facts.context)
     device = input_device(model)
     on_gpu = device.type == "cuda"
-    prefill_chunk = prefill_chunk or chunk_on(device.type)
     kernels = kernels and on_gpu and triton_available(device)
     if attention == "auto" and not kernels:
         attention = "sdpa"
@@ -121,7 +120,7 @@ def load_decoder(
     on_one_device = {parameter.device for parameter in model.parameters()} == {device}
     if cuda_graphs and on_one_device and (on_gpu or capture is not None):
         captured = partial(CudaGraphs, facts=facts, max_context=limit, capture=capture)
-    widths = (*CAPTURED_WIDTHS, prefill_chunk) if kernels else ()
+    widths = (*CAPTURED_WIDTHS, prefill_chunk or chunk_on(device.type)) if kernels else ()
     wanted = Wanted(attention, join, pack, races, widths, limit + GROWTH, captured)
     way = find_way(model, facts, wanted)
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))

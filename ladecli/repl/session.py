@@ -18,7 +18,7 @@ from ..errors import LadeError, UsageError, counted, describe_error, one_line, p
 from ..metrics import Tally
 from ..options.answer import ChatRequest
 from ..session import opening
-from ..session.conversation import Conversation
+from ..session.conversation import Conversation, Message
 from ..session.setup import choose_profile
 from ..trace import export
 from ..view import screen
@@ -47,6 +47,7 @@ class Reply:
     tally: Tally = field(default_factory=Tally)  # its text and figures
     # pickled, what the drafts knew before it: `/compare` decodes it again from there
     drafts: bytes = b""
+    message: Message | None = None  # of the conversation, once it is there
 
 
 class Kept(NamedTuple):
@@ -139,7 +140,7 @@ class Chat:
     def last_reply(self) -> Reply | None:
         """The newest reply, if it still ends the conversation."""
         last = self.conversation.messages[-1:]
-        stands = self.replies and last and last[0].content == self.replies[-1].tally.text
+        stands = self.replies and last and last[0] is self.replies[-1].message
         return self.replies[-1] if stands else None
 
     @property
@@ -210,6 +211,7 @@ class Chat:
                 if self.replies:
                     self.replies[-1].drafts = b""  # only the last one is compared
                 self.replies.append(reply)
+                reply.message = self.conversation.messages[-1]
             else:
                 self.keep(self.conversation)
         self.calibration = tally.calibrate()

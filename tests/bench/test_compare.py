@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -148,6 +149,20 @@ def test_rows_with_other_prompts_are_left_out(compared: Callable[..., Data]) -> 
     found = compared(made(), after)
     assert found["other_prompts"] == ["row-3"]
     assert found["contenders"][0]["change"]["pairs"] == 8 * 3
+
+
+def test_a_later_prompt_is_another_one_unless_the_answers_before_it_are(
+    compared: Callable[..., Data],
+) -> None:
+    before = made()
+    before["runs"] += [{**run, "turn": 2} for run in before["runs"]]
+    after = copy.deepcopy(before)
+    for run in after["runs"]:
+        if run["row"] in ("row-3", "row-4") and run["turn"] == 2:
+            run["prompt_digest"] = "edited"
+        if run["row"] == "row-4" and run["turn"] == 1:
+            run["digest"] = "another answer, which the second prompt tells"
+    assert compared(before, after)["other_prompts"] == ["row-3"]
 
 
 @pytest.mark.parametrize(
