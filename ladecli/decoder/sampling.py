@@ -91,6 +91,15 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, found), found
 
 
+def _shares(best: Tensor, logits: Tensor) -> Tensor:
+    """Probabilities of the best scores, [rows, n], of all logits [rows, vocabulary]."""
+    # By powers of 2: a CPU takes a third of what it does for those of e.
+    powers = [
+        torch.sub(each, best[:, :1]).mul_(math.log2(math.e)).exp2_() for each in (best, logits)
+    ]
+    return powers[0].div_(powers[1].sum(dim=-1, keepdim=True))
+
+
 def restricted(logits: Tensor, config: SamplingConfig, everything: Tensor | None = None) -> Tensor:
     """Logits over the temperature, minus infinity where top-k, top-p or min-p remove a token.
 
@@ -247,7 +256,7 @@ class Sampler:
         scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
         if successors:
             # Probabilities.  What is not finite in a row of logits makes its best one NaN.
-            scores = (scores.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+            scores = _shares(scores.float(), logits.float())
         parts = [ids, scores]
         # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
         if not (self._greedy or self._processors or logits.device.type == "cpu"):

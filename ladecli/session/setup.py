@@ -132,8 +132,10 @@ def _in_float32(planned: PlannedModel) -> bool:
     from ..decoder.model.cpu_formats import computed_in
 
     place = planned.placement
-    ours = place.is_ours(planned.facts) and (planned.spec.weights in memory.FULL or place.own_int8)
-    return planned.device.kind == "cpu" and ours and computed_in(planned.dtype).itemsize == 4
+    if planned.device.kind != "cpu" or not place.is_ours(planned.facts):
+        return False
+    plain = planned.spec.weights in memory.FULL
+    return place.own_int8 or (plain and computed_in(planned.dtype).itemsize == 4)
 
 
 def _find_room(

@@ -1,15 +1,16 @@
 """Weights of 8 bits on a CPU: products of integers, whose sums do not depend on their order.
 
 A weight has one scale for each output; a row of the input one of its own, so that no row depends
-on its neighbours (Yao et al., "ZeroQuant", 2022).  A row is measured from its middle, which uses
-all 8 bits.  Inputs of down projections and of the head have outliers that this is too coarse for:
-they are multiplied twice, by what 8 bits hold of them and by what that leaves.  Without the
-instructions for it (VNNI) a processor adds two products in 16 bits, which those of 7 bits cannot
-overflow: then inputs have 7, and are all multiplied twice.
+on its neighbours (Yao et al., "ZeroQuant", 2022).  Inputs have outliers that this is too coarse
+for: both sides of a product are rotated, block by block, which spreads an outlier over its block
+and leaves the product as it is (Ashkboos et al., "QuaRot", 2024).  Without the instructions for it
+(VNNI) a processor adds two products in 16 bits, which those of 7 bits cannot overflow: then inputs
+have 7, and are multiplied twice instead, by what 7 bits hold of them and by what that leaves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
 LIMIT_OF_7 = 63
 """The largest integer of an input of 7 bits."""
+LARGEST_BLOCK = 16
+"""Numbers of an input that are rotated together; more of them spread outliers no better."""
 LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
@@ -50,20 +53,14 @@ def quantise(model: Any) -> None:
 
     What else there is keeps its type.
     """
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    all_fine, files = not has_vnni(), mapped_files(model)
-    tied = head is not None and head.weight is embedding.weight
+    embedding, files = model.get_input_embeddings(), mapped_files(model)
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
             if type(module) is nn.Linear:
-                fine = module is head or module.in_features > module.out_features
-                setattr(parent, name, Int8Linear(module, fine=fine or all_fine))
+                setattr(parent, name, Int8Linear(module))
             elif isinstance(module, nn.Embedding) and module is embedding:
                 setattr(parent, name, Int8Embedding(module))
         give_back(files)
-    if tied:
-        # One and the same numbers.
-        model.get_output_embeddings().weight = model.get_input_embeddings().weight
 
 
 def holds_int8(model: nn.Module) -> bool:
@@ -71,12 +68,28 @@ def holds_int8(model: nn.Module) -> bool:
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
-def integers(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [out, in] as int8, and the scales of its rows, float32 [out]."""
+def rotation(count: int) -> Tensor:
+    """What blocks of an input of a number of features are multiplied with, float32 [b, b]: a
+    Hadamard matrix, which is its own inverse; [[1]] where nothing is rotated."""
+    size = math.gcd(count, LARGEST_BLOCK) if has_vnni() else 1
+    matrix = torch.ones((1, 1))
+    while len(matrix) < size:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    return matrix / math.sqrt(size)
+
+
+def integers(weight: Tensor, turned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A weight [out, in] as int8, and the scales of its rows, float32 [out].
+
+    Args:
+        turned: its `rotation`; None for none.
+    """
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
     for some in _few_rows(len(weight)):
         part = weight.detach()[some].float()
+        if turned is not None:
+            part = (part.reshape(-1, len(turned)) @ turned).view(part.shape)
         scales[some] = (part.abs().amax(dim=1) / LIMIT).clamp_min_(LEAST)
         values[some] = (part / scales[some, None]).round_()
     return values, scales
@@ -93,9 +106,9 @@ class _Integers(nn.Module):
     weight: Tensor
     scales: Tensor
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, turned: Tensor | None = None) -> None:
         super().__init__()
-        values, scales = integers(weight)
+        values, scales = integers(weight, turned)
         self.register_buffer("weight", values)
         self.register_buffer("scales", scales)
 
@@ -105,23 +118,22 @@ class Int8Linear(_Integers):
 
     Args:
         linear: what it is made of.
-        fine: whether its input is multiplied twice.
 
     Attributes:
-        weight: int8 [out, in]; empty where a joined product has taken it.
+        weight: int8 [out, in], rotated; empty where a joined product has taken it.
         scales: float32 [out].
     """
 
-    def __init__(self, linear: nn.Linear, *, fine: bool) -> None:
-        super().__init__(linear.weight)
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.weight, rotation(linear.in_features))
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.fine, self.bias = fine, linear.bias
+        self.bias = linear.bias
         self._product: Form | None = None
         self._called = False
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        product = self._product or int8_form(self.weight, self.scales, fine=self.fine)
+        product = self._product or int8_form(self.weight, self.scales)
         if self._called:
             self._product = product
         # A trial at load calls once, and then our forward has a product of its own.
@@ -147,18 +159,13 @@ class Int8Embedding(_Integers):
         return self.weight[ids] * self.scales[ids][..., None]
 
 
-def int8_form(values: Tensor, scales: Tensor, *, fine: bool) -> Form:
+def int8_form(values: Tensor, scales: Tensor) -> Form:
     """A weight of integers as a CPU multiplies with it.
 
     Args:
-        values: int8 [out, in].
+        values: int8 [out, in], rotated.
         scales: float32 [out].
-        fine: whether inputs are multiplied twice.
     """
-    # What the middle of an input adds, for twice that middle.
-    half_sums = 0.5 * scales
-    for some in _few_rows(len(values)):
-        half_sums[some] *= values[some].sum(dim=1, dtype=torch.int32)
     with _engine():
         weight = quantised_tensor(values, scales)
         packed = torch.ops.quantized.linear_prepack(weight, None)
@@ -168,9 +175,8 @@ def int8_form(values: Tensor, scales: Tensor, *, fine: bool) -> Form:
         integers: Tensor = weight.int_repr()
         return integers
 
-    limit = LIMIT if has_vnni() else LIMIT_OF_7
-    form = "integers twice" if fine else "integers"
-    return Form(Weight(form, half_sums, packed, limit=limit), dense)
+    form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
+    return Form(Weight(form, rotation(values.shape[1]), packed, limit=limit), dense)
 
 
 @contextmanager

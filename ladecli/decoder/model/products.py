@@ -21,7 +21,7 @@ class Weight(NamedTuple):
 
     form: str
     numbers: Tensor
-    """The weight; of halves their unit, [1]; of integers half the sum of each row, [out]."""
+    """The weight; of halves their unit, [1]; of integers what rotates blocks of an input, [b, b]."""
     packed: Optional[PackedWeight] = None  # noqa: UP045 - it is no class to Python
     """What fbgemm has of it."""
     rows: int = 1
@@ -90,19 +90,19 @@ def _alike_halves(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _integers(x: Tensor, weight: Weight) -> Tensor:
-    """Of an input whose rows are measured from their middle."""
-    high, low = x.amax(dim=-1, keepdim=True), x.amin(dim=-1, keepdim=True)
-    span, middle = (high - low).clamp_min_(1e-30), high.add_(low)  # twice the middle
-    scaled = torch.sub(x, middle, alpha=0.5).div_(span)  # from -1/2 to 1/2
-    product = _of_whole_numbers(scaled, 0.5 / weight.limit, weight)
-    return product.mul_(span).addcmul_(middle, weight.numbers)
+    """Of an input that is rotated; a row is measured by its largest number."""
+    block = weight.numbers.shape[0]
+    turned = torch.mm(x.reshape(-1, block), weight.numbers).view(x.shape) if block > 1 else x
+    largest = turned.abs().amax(-1, True)
+    # A row of zeros becomes one of any numbers, and the product with that is multiplied by 0.
+    product = _of_whole_numbers(turned / largest, 1.0 / weight.limit, weight)
+    return product.mul_(largest)
 
 
 def _integers_twice(x: Tensor, weight: Weight) -> Tensor:
     """Of what integers hold of an input, and of what that leaves."""
     limit = float(weight.limit)
-    largest = torch.linalg.vector_norm(x, float("inf"), [-1], True)
-    scale = largest.mul_(1.0 / limit).add_(1e-30)  # of a row of zeros, too
+    scale = x.abs().amax(-1, True).mul_(1.0 / limit).add_(1e-30)  # of a row of zeros, too
     scaled = x / scale
     whole = scaled.round()
     # What is left is half an integer at most.

@@ -26,7 +26,7 @@ from .cpu_layers import ScriptedLayers, can_be_scripted
 from .families import FAMILIES, Family, ModelFacts, activation, is_ours
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
-from .int8 import Int8Linear
+from .int8 import Int8Linear, holds_int8
 from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, rms_norm
 from .release import MappedFile, give_back, mapped_files
 from .rotary import Rotary, RotaryTables, rotate
@@ -139,6 +139,8 @@ class Transformer:
         on_cpu = self.device.type == "cpu" and given in CPU_TYPES
         self.keeps_weights = not (join and on_cpu)
         self.dtype = given if self.keeps_weights or self.foreign else computed_in(given)
+        if holds_int8(model):
+            self.dtype = torch.float32  # what products give, and norms take half as long in
         files: list[MappedFile] = []
         if not self.keeps_weights:
             files = mapped_files(model)

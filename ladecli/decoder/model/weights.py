@@ -50,7 +50,7 @@ def project(
         shared: whether the weight is that of the embedding, too.
     """
     if join and all(isinstance(part, Int8Linear) for part in parts):
-        return join_int8([part for part in parts if isinstance(part, Int8Linear)], shared, races)
+        return join_int8([part for part in parts if isinstance(part, Int8Linear)], races)
     if not join or not all(is_plain(part) for part in parts):
         return ModuleCalls(parts, dtype)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
@@ -63,16 +63,14 @@ def project(
     return partial(F.linear, weight=joined, bias=_joined_bias(linear))
 
 
-def join_int8(parts: Sequence[Int8Linear], shared: bool, races: Races) -> CpuLinear:
+def join_int8(parts: Sequence[Int8Linear], races: Races) -> CpuLinear:
     """One product of integers; the modules are without weights until `restore`."""
-    fine = any(part.fine for part in parts)
     values = torch.cat([part.weight for part in parts])
-    product = int8_form(values, torch.cat([part.scales for part in parts]), fine=fine)
-    races.watch(product, "twice" if fine else "once", values.shape)
+    product = int8_form(values, torch.cat([part.scales for part in parts]))
+    races.watch(product, product.weight.form, values.shape)
     for part in parts:
         part.forget()
-    if not shared:
-        _take(parts, product)
+    _take(parts, product)
     return CpuLinear(product, product, _joined_bias(parts), alike=True)
 
 
