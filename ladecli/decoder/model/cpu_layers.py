@@ -1,7 +1,7 @@
 """The layers of a transformer on a CPU, for TorchScript's interpreter; see `products` for why.
 
 `run_layers` computes what the loop in `transformer` does, call by call, for weights that are plain
-or of 8 bits, and attention by torch's own kernel.
+or of 8 bits, and attention by torch's own kernel or batch-invariant.
 """
 
 # Annotations are not postponed, as in `products`.
@@ -9,10 +9,13 @@ or of 8 bits, and attention by torch's own kernel.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..compat import scripted
+from .attention.in_blocks import KeyBlock, attend_in_blocks
+from .attention.invariant import BLOCK
 from .attention.mask import StepMask
 from .cpu_formats import CpuLinear
 from .forward import StepCache
@@ -49,6 +52,7 @@ def run_layers(
     rotary: list[Rotary],
     masks: list[Tensor | None],
     firsts: list[int],
+    blocks: list[list[KeyBlock]],
     keys: list[Tensor],
     values: list[Tensor],
     start: int,
@@ -61,6 +65,7 @@ def run_layers(
         rotary: embeddings of the step, by kind.
         masks, firsts: by kind, what queries see: a term of scores, and the first slot; see
             `StepMask.additive_mask`.
+        blocks: by kind, of keys, for attention that is batch-invariant; [] for torch's own.
         keys, values: all slots of each layer, [kv_heads, slots, size].
         start: the slot of the step's first token.
     """
@@ -84,13 +89,17 @@ def run_layers(
         keys[index][:, start:end] = both[:, queries:].transpose(0, 1)
         values[index][:, start:end] = heads[:, turned:].transpose(0, 1)
         # Keys are read once for all query heads that share them.
-        attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1).reshape(1, kv_heads, -1, size),
-            keys[index][None, :, first:end],
-            values[index][None, :, first:end],
-            attn_mask=masks[layer.view],
-            scale=layer.scaling,
-        )
+        folded = query.transpose(0, 1).reshape(kv_heads, -1, size)
+        key, value = keys[index][:, first:end], values[index][:, first:end]
+        added = masks[layer.view]
+        if len(blocks) > 0:
+            attended = attend_in_blocks(
+                folded.float(), key, value, added, blocks[layer.view], layer.scaling
+            ).to(hidden.dtype)
+        else:
+            attended = F.scaled_dot_product_attention(
+                folded[None], key[None], value[None], attn_mask=added, scale=layer.scaling
+            )
         attended = attended.reshape(queries, count, size).transpose(0, 1).flatten(1)
         update = project(attended, layer.out)
         add(residual, update, norms.after_attention, layer.residual_scale)
@@ -124,11 +133,17 @@ class ScriptedLayers:
         layers: that `can_be_scripted`.
         kinds: of rotary embeddings, in their order.
         residual_scale: of what each branch adds.
+        invariant: whether attention is batch-invariant; see `attention.invariant`.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], kinds: Sequence[str], residual_scale: float
+        self,
+        layers: Sequence[Layer],
+        kinds: Sequence[str],
+        residual_scale: float,
+        invariant: bool,
     ) -> None:
+        self._invariant = invariant
         # What queries see: a sliding window, and how many of them share a key.
         views = [(each.attends.window, each.heads.queries // each.heads.keys) for each in layers]
         self._views = [*dict.fromkeys(views)]
@@ -144,23 +159,26 @@ class ScriptedLayers:
         """Run a step [T, n] through all layers, which add what they find to it.
 
         Returns:
-            Whether that is done: the host must know where keys go.
+            Whether that is done: the host must know where keys go, and a single thread must
+            compute what is batch-invariant.
         """
         count = len(residual)
-        if count > MOST_TOKENS:
+        if count > MOST_TOKENS or (self._invariant and torch.get_num_threads() > 1):
             return False
         keys, values, starts, _ = zip(
             *(cache.target(index, count) for index in range(len(self._layers))), strict=True
         )
         if not isinstance(starts[0], int):
             return False
+        dtype = torch.float32 if self._invariant else residual.dtype
         masks = [
-            mask.additive_mask(window, groups, residual.dtype, residual.device)
+            mask.additive_mask(window, groups, dtype, residual.device)
             for window, groups in self._views
         ]
         firsts = [mask.first_slot(window) for window, _ in self._views]
-        turns = [*rotary.values()]
-        self._run(self._layers, residual, turns, masks, firsts, [*keys], [*values], starts[0])
+        blocks = [mask.blocks(window, BLOCK) for window, _ in self._views if self._invariant]
+        turns, places = [*rotary.values()], (masks, firsts, blocks)
+        self._run(self._layers, residual, turns, *places, [*keys], [*values], starts[0])
         return True
 
 

@@ -21,7 +21,7 @@ class Weight(NamedTuple):
 
     form: str
     numbers: Tensor
-    """The weight; of halves their unit, [1]; of integers what rotates blocks of an input, [b, b]."""
+    """The weight; of halves their unit, [1]; of integers what rotates an input's blocks, [b, b]."""
     packed: Optional[PackedWeight] = None  # noqa: UP045 - it is no class to Python
     """What fbgemm has of it."""
     rows: int = 1

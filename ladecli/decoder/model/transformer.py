@@ -178,8 +178,11 @@ class Transformer:
         self.kernels = ops is not None
         self.ops = ops or (InvariantOps() if attention == "invariant" else TorchOps())
         self._script: ScriptedLayers | None = None
-        if self.attention == "sdpa" and ops is None and can_be_scripted(self.layers):
-            self._script = ScriptedLayers(self.layers, self.rotary.distinct, self._residual_scale)
+        alike = self.attention == "invariant"
+        if (alike or self.attention == "sdpa") and ops is None and can_be_scripted(self.layers):
+            self._script = ScriptedLayers(
+                self.layers, self.rotary.distinct, self._residual_scale, alike
+            )
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

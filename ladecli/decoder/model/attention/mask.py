@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...layout import WORD, dense, packed, words_for
+from .in_blocks import KeyBlock
 
 
 class Rules(NamedTuple):
@@ -25,15 +26,6 @@ class Rules(NamedTuple):
     sinks: Tensor | None = None
     """[H], the score of a key that every query of a head sees and whose value is zero (gpt-oss);
     None for none."""
-
-
-class KeyBlock(NamedTuple):
-    """Slots of keys whose positions are side by side, counted from a step's `first_slot`."""
-
-    start: int
-    end: int
-    inside: Tensor | None = None
-    """Float32 [end - start], 1 for those that belong to the block, else 0; None where all do."""
 
 
 class StepPart(NamedTuple):

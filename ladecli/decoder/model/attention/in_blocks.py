@@ -1,0 +1,110 @@
+"""Attention over blocks of keys, whose sums are added in their order; see `invariant` for why.
+
+It is written for TorchScript's interpreter; see `products`.
+"""
+
+# Annotations are not postponed, as in `products`.
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEAST_ROWS, LEAST_KEYS = 4, 16
+"""Of a product: for fewer libraries have ways of their own."""
+LANES = 64
+"""Numbers that vector instructions take at a time, at most, with what they are unrolled by."""
+
+
+class KeyBlock(NamedTuple):
+    """Slots of keys whose positions are side by side, counted from a step's `first_slot`."""
+
+    start: int
+    end: int
+    inside: Tensor | None = None
+    """Float32 [end - start], 1 for those that belong to the block, else 0; None where all do."""
+
+
+def attend_in_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    added: Tensor | None,
+    blocks: list[KeyBlock],
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention in float32 of queries that share key heads, as rows of one product.
+
+    Args:
+        query: [K, rows, D].
+        key, value: [K, S, D].
+        added: a term of the scores, [rows, S]; None for none.
+        blocks: of all keys.
+        scaling, softcap: as in `Rules`.
+        sinks: scores of one more key without a value, [K, rows, 1].
+
+    Returns:
+        [K, rows, D].
+    """
+    count, keys = query.shape[1], key.shape[1]
+    if keys < LEAST_KEYS:
+        missing = LEAST_KEYS - keys
+        if added is None:
+            added = query.new_zeros((count, keys))
+        added = F.pad(added, [0, missing], "constant", -math.inf)
+        key, value = F.pad(key, [0, 0, 0, missing]), F.pad(value, [0, 0, 0, missing])
+    query = query * (scaling if softcap is not None else scaling / math.log(2.0))
+    if count < LEAST_ROWS:
+        query = F.pad(query, [0, 0, 0, LEAST_ROWS - count])
+        if added is not None:
+            added = F.pad(added, [0, 0, 0, LEAST_ROWS - count])
+    weights = powers_of_scores(query, key, added, softcap, sinks)
+    # Whole numbers of 2⁻²³: their sum is exact in float64, so it has no order.
+    denominator = weights.add_(1.0).sub_(1.0).sum(-1, True, dtype=torch.float64)
+    total = query
+    for number, block in enumerate(blocks):
+        part, values = weights[:, :, block.start : block.end], value[:, block.start : block.end]
+        inside = block.inside
+        if inside is not None:
+            part = part * inside
+        if part.shape[2] < LEAST_KEYS:
+            missing = LEAST_KEYS - part.shape[2]
+            part, values = F.pad(part, [0, missing]), F.pad(values, [0, 0, 0, missing])
+        found = torch.bmm(part, values)
+        total = found if number == 0 else total.add_(found)
+    return total.div_(denominator)[:, :count]
+
+
+def powers_of_scores(
+    query: Tensor, key: Tensor, added: Tensor | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Powers of 2 of the scores [K, rows, S], less the largest one of a row; those of sinks are one
+    more column."""
+    heads, rows, keys = query.shape[0], query.shape[1], key.shape[1]
+    columns = keys + (0 if sinks is None else 1)
+    numbers = heads * rows * columns
+    # No number may be left over when vectors are filled.
+    flat = query.new_empty(((numbers + LANES - 1) // LANES * LANES,))
+    weights = flat[:numbers].view(heads, rows, columns)
+    scores, turned = weights[:, :, :keys], key.transpose(1, 2)
+    if softcap is not None:
+        torch.bmm(query, turned, out=scores)
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        scores.mul_(2.0 / math.log(2.0) / softcap)
+        flat.exp2_()
+        scores.add_(1.0).reciprocal_().mul_(-2.0).add_(1.0).mul_(softcap / math.log(2.0))
+        if added is not None:
+            scores.add_(added)
+    elif added is not None:
+        torch.baddbmm(added, query, turned, out=scores)
+    else:
+        torch.bmm(query, turned, out=scores)
+    if sinks is not None:
+        weights[:, : sinks.shape[1], -1:] = sinks / math.log(2.0)
+    weights.sub_(weights.amax(-1, True))
+    flat.exp2_()
+    return weights
