@@ -19,7 +19,7 @@ class Norm(NamedTuple):
     weight: Tensor
     """[n]; in float32 if the product with it is (Gemma), else in the activations' type."""
     eps: float  # added to the mean square
-    # In float32 on a CPU, √n times the weight, and √(n eps); see `rms_norm`.
+    # On a CPU, in float32, √n times the weight, and √(n eps); see `rms_norm`.
     scaled: Tensor | None = None
     least: Tensor | None = None
 
@@ -70,9 +70,11 @@ def rms_norm(x: Tensor, norm: Norm | None) -> Tensor:
         return x
     scaled, least = norm.scaled, norm.least
     if scaled is not None and least is not None:
-        # By a row's length, in four kernels; torch takes six for its own on a CPU.
-        length = torch.linalg.vector_norm(x, 2.0, [-1], True)
-        return (x * scaled).div_(torch.hypot(length, least))
+        # By a row's length, in four kernels; torch takes six for its own on a CPU, and in half
+        # precision a dozen.
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, 2.0, [-1], True)
+        return (wide * scaled).div_(torch.hypot(length, least)).to(x.dtype)
     if norm.weight.dtype != x.dtype:
         return torch.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
     return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)

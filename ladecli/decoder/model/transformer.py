@@ -329,10 +329,9 @@ def _norm(family: Family, dtype: torch.dtype, module: Any) -> Norm:
     weight = module.weight.detach()
     if dtype == torch.float32:
         weight = weight.float()
-    exact = weight.device.type == "cpu" and dtype == torch.float32
     if family.unit_offset:
         weight = 1.0 + weight.float()
-    if not exact:
+    if weight.device.type != "cpu":
         return Norm(weight, float(eps))
     root = math.sqrt(weight.numel())
-    return Norm(weight, float(eps), root * weight, torch.tensor(root * math.sqrt(eps)))
+    return Norm(weight, float(eps), root * weight.float(), torch.tensor(root * math.sqrt(eps)))

@@ -12,11 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEAST_ROWS, LEAST_KEYS = 4, 16
-"""Of a product: for fewer libraries have ways of their own."""
-LANES = 64
-"""Numbers that vector instructions take at a time, at most, with what they are unrolled by."""
-
 
 class KeyBlock(NamedTuple):
     """Slots of keys whose positions are side by side, counted from a step's `first_slot`."""
@@ -50,29 +45,31 @@ def attend_in_blocks(
     Returns:
         [K, rows, D].
     """
+    # Of a product: for fewer libraries have ways of their own.
+    least_rows, least_keys = 4, 16
     count, keys = query.shape[1], key.shape[1]
-    if keys < LEAST_KEYS:
-        missing = LEAST_KEYS - keys
+    if keys < least_keys:
+        missing = least_keys - keys
         if added is None:
             added = query.new_zeros((count, keys))
         added = F.pad(added, [0, missing], "constant", -math.inf)
         key, value = F.pad(key, [0, 0, 0, missing]), F.pad(value, [0, 0, 0, missing])
     query = query * (scaling if softcap is not None else scaling / math.log(2.0))
-    if count < LEAST_ROWS:
-        query = F.pad(query, [0, 0, 0, LEAST_ROWS - count])
+    if count < least_rows:
+        query = F.pad(query, [0, 0, 0, least_rows - count])
         if added is not None:
-            added = F.pad(added, [0, 0, 0, LEAST_ROWS - count])
+            added = F.pad(added, [0, 0, 0, least_rows - count])
     weights = powers_of_scores(query, key, added, softcap, sinks)
     # Whole numbers of 2⁻²³: their sum is exact in float64, so it has no order.
-    denominator = weights.add_(1.0).sub_(1.0).sum(-1, True, dtype=torch.float64)
+    denominator = weights.add_(1.0).sub_(1.0).sum(-1, True, dtype=torch.float64).float()
     total = query
     for number, block in enumerate(blocks):
         part, values = weights[:, :, block.start : block.end], value[:, block.start : block.end]
         inside = block.inside
         if inside is not None:
             part = part * inside
-        if part.shape[2] < LEAST_KEYS:
-            missing = LEAST_KEYS - part.shape[2]
+        if part.shape[2] < least_keys:
+            missing = least_keys - part.shape[2]
             part, values = F.pad(part, [0, missing]), F.pad(values, [0, 0, 0, missing])
         found = torch.bmm(part, values)
         total = found if number == 0 else total.add_(found)
@@ -87,8 +84,9 @@ def powers_of_scores(
     heads, rows, keys = query.shape[0], query.shape[1], key.shape[1]
     columns = keys + (0 if sinks is None else 1)
     numbers = heads * rows * columns
-    # No number may be left over when vectors are filled.
-    flat = query.new_empty(((numbers + LANES - 1) // LANES * LANES,))
+    # No number may be left over when vectors are filled, with what they are unrolled by.
+    lanes = 64
+    flat = query.new_empty(((numbers + lanes - 1) // lanes * lanes,))
     weights = flat[:numbers].view(heads, rows, columns)
     scores, turned = weights[:, :, :keys], key.transpose(1, 2)
     if softcap is not None:
