@@ -52,12 +52,11 @@ class Choice:
     notices: tuple[str, ...] = ()
     tuned: bool = False  # whether the costs of steps were measured on this machine
 
-    def on_products(self, rows: int, spread: float | None) -> Choice:
-        """The same where products of `rows` rows were seen to take `spread` times as long as those
-        of one; None where nothing was seen."""
-        if self.tuned or spread is None:
+    def on_products(self, products: Mapping[int, float]) -> Choice:
+        """The same where products were seen; see `for_products`, {} where none were."""
+        if self.tuned or not products:
             return self
-        cost = for_products(self.lookahead.step_cost, rows, spread)
+        cost = for_products(self.lookahead.step_cost, products)
         return replace(self, lookahead=replace(self.lookahead, step_cost=cost))
 
     def base(self, paper: bool) -> LookaheadConfig:

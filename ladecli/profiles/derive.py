@@ -9,8 +9,10 @@ time.  Drafting adds host time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
+from operator import add
 
 from ..decoder.config import CAPTURED_WIDTHS, WITHOUT_WINDOW, LookaheadConfig
 from ..decoder.step_cost import StepCost
@@ -40,9 +42,10 @@ BETWEEN = 50e-6
 """Seconds of the host between two plain steps: an estimate, the sum of its parts timed alone."""
 READ_OUT = 20.0
 """Bytes per logit that a step with drafts reads and writes to choose and to rank tokens."""
-PRODUCTS = 0.75
-"""The share of products in a plain step on a CPU: of SmolLM2-135M on an EPYC with AVX2, products of
-8 rows take 3.0 times as long as those of one in float32, and 2.1 in 8 bits; steps 2.5 and 1.8."""
+PRODUCTS, GROWTH = 0.75, 0.18
+"""The share of products in a plain step on a CPU, and by how much of itself the rest grows for each
+further token: attention, small kernels, drafting and the choice of tokens (SmolLM2-135M on an EPYC;
+benchmarks/README.md)."""
 DEAR = 1.25
 """The widest step of a budget costs at most this many of the narrowest steps with a draft."""
 
@@ -116,20 +119,20 @@ def for_experts(cost: StepCost, shape: ModelSpec) -> StepCost:
     return replace(cost, costs=tuple(rows))
 
 
-def for_products(cost: StepCost, rows: int, spread: float) -> StepCost:
-    """A curve of another processor, or number of threads, for one whose products of `rows` rows
-    take `spread` times as long as those of one.
+def for_products(cost: StepCost, products: Mapping[int, float]) -> StepCost:
+    """A curve of any processor, for one whose products were seen.
 
-    Steps of all widths but a plain one become as much dearer, or cheaper, as one of `rows` tokens
-    after a short text.  What attention adds after longer texts stays.
+    What attention adds after longer texts stays.
+
+    Args:
+        products: how many times as long as those of one row products take, by rows.
     """
-    near = cost.costs[0]
-    dearer = (1.0 + PRODUCTS * (spread - 1.0)) / cost.at(rows, cost.contexts[0]) - 1.0
-    raised = (
-        (max(c + dearer * short, 1.0) for c, short in zip(row[1:], near[1:], strict=True))
-        for row in cost.costs
-    )
-    return replace(cost, costs=tuple((1.0, *accumulate(row, max)) for row in raised))
+    seen = StepCost((1, *products), costs=((*accumulate(products.values(), max, initial=1.0),),))
+    rest = 1.0 - PRODUCTS
+    short = [PRODUCTS * seen.at(w, 0) + rest * (1.0 + GROWTH * (w - 1)) for w in cost.widths]
+    longer = ([c - near for c, near in zip(row, cost.costs[0], strict=True)] for row in cost.costs)
+    rows = (accumulate(map(add, short, more), max) for more in longer)
+    return replace(cost, costs=tuple(tuple(row) for row in rows))
 
 
 def _met(shape: ModelSpec, width: int) -> float:

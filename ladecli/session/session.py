@@ -12,7 +12,7 @@ from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
-from ..decoder.model.form_races import MORE, Races
+from ..decoder.model.form_races import Races
 from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
@@ -93,7 +93,7 @@ class Session:
             pack=setup.store_twice,
             races=raced,
         )
-        self._spread = raced.spread() if raced is not None else None
+        self._products = raced.spread() if raced is not None else {}
         if raced is not None and raced.run:
             races.write(loaded.device, raced.known)
         self.drafts = DraftStore()  # what lookahead learned so far
@@ -114,7 +114,7 @@ class Session:
 
     def on_this_machine(self, choice: Choice) -> Choice:
         """What a profile says, with costs of steps as products of this model show them here."""
-        return choice.on_products(MORE, self._spread)
+        return choice.on_products(self._products)
 
     @property
     def attention(self) -> str:

@@ -24,7 +24,7 @@ from ladecli.decoder.model.cpu_formats import (
     possible,
 )
 from ladecli.decoder.model.families import Family
-from ladecli.decoder.model.form_races import MORE, ONE, Races, key
+from ladecli.decoder.model.form_races import MORE, ONE, ROWS, Races, key
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CPU_TYPES, join_plain
 
@@ -72,7 +72,7 @@ class Decided(Races):
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
     times = {each: 1.0 if each == form else 2.0 for each in forms_of(dtype)}
-    return Races({key(dtype, shape, rows): times for rows in (ONE, MORE)}, seconds=1.0)
+    return Races({key(dtype, shape, rows): times for rows in ROWS}, seconds=1.0)
 
 
 @TYPES
@@ -153,10 +153,8 @@ def test_one_form_is_taken_where_it_is_hardly_slower(
     one: dict[str, float], more: dict[str, float], chosen: tuple[str, str]
 ) -> None:
     shape = 96, 64
-    known = {
-        key(torch.float32, shape, ONE): times(halves=0.5) | one,
-        key(torch.float32, shape, MORE): times(halves=0.5) | more,
-    }
+    known = {key(torch.float32, shape, rows): times(halves=0.5) | more for rows in ROWS}
+    known[key(torch.float32, shape, ONE)] = times(halves=0.5) | one
     choose = partial(Races(known).choose, torch.float32, shape)
     assert choose(["rows", "columns", "packed"]) == chosen
     assert choose(["packed"]) == ("packed", "packed"), "there was no choice"
@@ -217,15 +215,15 @@ def test_a_processor_without_16_bits_gives_the_text_of_float32(
 
 
 def test_what_more_rows_cost_is_summed_over_weights() -> None:
-    assert Races().spread() is None
+    assert Races().spread() == {}
     shapes, known = ((96, 64), (64, 96)), {}
     for shape, more in zip(shapes, (3.0, 6.0), strict=True):
-        known |= {key(torch.float32, shape, ONE): times(), key(torch.float32, shape, MORE): times()}
+        known |= {key(torch.float32, shape, rows): times() for rows in ROWS}
         known[key(torch.float32, shape, MORE)] = dict.fromkeys(times(), more)
     races = Races(known)
     for shape in (*shapes, shapes[0]):
         races.choose(torch.float32, shape, ["rows"])
-    assert races.spread() == (3.0 + 6.0 + 3.0) / 3
+    assert races.spread() == {4: 1.0, MORE: (3.0 + 6.0 + 3.0) / 3, 16: 1.0}
 
 
 @HALVES

@@ -19,7 +19,9 @@ from torch import Tensor
 from .cpu_formats import FORMS, Form, computed_in, forms_of
 
 ONE, MORE = 1, 8
-"""Rows of the steps that forms are raced at: of a plain one, and of one with drafts."""
+"""Rows of the steps that forms are chosen by: of a plain one, and of one with drafts."""
+ROWS = (ONE, 4, MORE, 16)
+"""Rows that forms are raced at: by all of them goes what steps of other widths cost."""
 RACE_SECONDS = 0.3
 """Of a load, for all races: what is not raced then has the form that is usually fastest."""
 RACE_BYTES = 1 << 23
@@ -50,7 +52,7 @@ class Races:
         self.known = {} if known is None else known
         self.run = 0
         self._left = RACE_SECONDS if seconds is None else seconds
-        self._taken: list[tuple[float, float]] = []  # microseconds for one row and for more
+        self._taken: list[list[float]] = []  # microseconds, by `ROWS`
         # Of a forward that was given up, they are to go.
         self._watched: dict[tuple[str, tuple[int, ...]], WeakSet[Form]] = {}
 
@@ -61,22 +63,23 @@ class Races:
 
         They are one where it is hardly slower for a single row: then the weight is held once.
         """
-        one, more = self._times(dtype, shape, ONE), self._times(dtype, shape, MORE)
-        if not (one and more):
+        times = {rows: self._times(dtype, shape, rows) for rows in ROWS}
+        if not all(times.values()):
             return usual(dtype, shape, forms)
+        one, more = times[ONE], times[MORE]
         first = best = min(forms, key=more.__getitem__)
         if one[best] > (1.0 + MARGIN) * min(one[form] for form in forms):
             first = min(forms, key=one.__getitem__)
-        self._taken.append((one[first], more[best]))
+        self._taken.append([by[first if rows == ONE else best] for rows, by in times.items()])
         return first, best
 
     def watch(self, form: Form, name: str, shape: Sequence[int]) -> None:
         """Let `spread` count a weight of integers, [out, in], which has no other form."""
         self._watched.setdefault((name, tuple(shape)), WeakSet()).add(form)
 
-    def spread(self) -> float | None:
-        """How much longer products of `MORE` rows take than those of one, over all weights; None
-        if no race has shown."""
+    def spread(self) -> dict[int, float]:
+        """How many times as long as those of one row products of more rows take, by rows, over all
+        weights; {} if no race has shown."""
         taken = self._taken + [
             times
             for (name, shape), forms in self._watched.items()
@@ -84,16 +87,15 @@ class Races:
             if times is not None
         ]
         if not taken:
-            return None
-        one, more = map(sum, zip(*taken, strict=True))
-        return more / one
+            return {}
+        one, *more = map(sum, zip(*taken, strict=True))
+        return {rows: time / one for rows, time in zip(ROWS[1:], more, strict=True)}
 
     def _times_of(
         self, forms: Iterable[Form], name: str, shape: Sequence[int]
-    ) -> tuple[float, float] | None:
-        """Microseconds of a watched weight for one row and for more; None where there was no time
-        to find out."""
-        names = {rows: key(torch.int8, shape, rows) for rows in (ONE, MORE)}
+    ) -> list[float] | None:
+        """Microseconds of a watched weight by `ROWS`; None where there was no time to find out."""
+        names = {rows: key(torch.int8, shape, rows) for rows in ROWS}
         if not all(name in self.known.get(of, ()) for of in names.values()):
             if self._left <= 0.0:
                 return None
@@ -102,7 +104,7 @@ class Races:
                 found = self._run({name: some}, torch.ones((rows, shape[1])))
                 self.known.setdefault(of, {}).update(found)
             self.run += 1
-        return self.known[names[ONE]][name], self.known[names[MORE]][name]
+        return [self.known[of][name] for of in names.values()]
 
     def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
         """Microseconds by form; empty where there was no time to find out."""
@@ -123,7 +125,7 @@ class Races:
             for form in forms_of(dtype)
         }
         self._left -= time.perf_counter() - began
-        for rows in (ONE, MORE):
+        for rows in ROWS:
             found = self._run(weights, torch.ones((rows, shape[1]), dtype=computed_in(dtype)))
             whole = shape[0] / part[0]
             self.known[key(dtype, shape, rows)] = {
