@@ -127,7 +127,9 @@ def for_products(cost: StepCost, products: Mapping[int, float]) -> StepCost:
     Args:
         products: how many times as long as those of one row products take, by rows.
     """
-    seen = StepCost((1, *products), costs=((*accumulate(products.values(), max, initial=1.0),),))
+    # Another program can only make products slower than they are: fewer rows take no longer.
+    least = [*accumulate(reversed([*products.values()]), min)][::-1]
+    seen = StepCost((1, *products), costs=((*accumulate(least, max, initial=1.0),),))
     rest = 1.0 - PRODUCTS
     short = [PRODUCTS * seen.at(w, 0) + rest * (1.0 + GROWTH * (w - 1)) for w in cost.widths]
     longer = ([c - near for c, near in zip(row, cost.costs[0], strict=True)] for row in cost.costs)

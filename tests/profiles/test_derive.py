@@ -76,6 +76,7 @@ MEASURED = StepCost((1, 4, 8, 16), (128, 8192), ((1.0, 1.2, 1.5, 2.0), (1.0, 1.6
         # Three quarters of a step are products; the rest grows by 0.18 for each further token.
         pytest.param({4: 1, 8: 1}, (1, 1.135, 1.315, 1.675), (1, 1.535, 1.915, 2.875), id="free"),
         pytest.param({4: 2, 8: 3}, (1, 1.885, 2.815, 4.675), (1, 2.285, 3.415, 5.875), id="dear"),
+        pytest.param({4: 7, 8: 3}, (1, 2.635, 2.815, 3.175), (1, 3.035, 3.415, 4.375), id="busy"),
         pytest.param({8: 0.5}, (1, 1.135, 1.315, 1.675), (1, 1.535, 1.915, 2.875), id="by mistake"),
     ],
 )
