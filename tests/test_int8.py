@@ -63,6 +63,17 @@ def test_a_product_is_that_of_the_weight(bias: bool) -> None:
 
 
 @pytest.mark.usefixtures("vnni")
+def test_an_outlier_leaves_room_for_other_numbers() -> None:
+    torch.manual_seed(1)
+    linear, x = torch.nn.Linear(576, 64, bias=False), torch.randn(9, 576)
+    with torch.no_grad():
+        others = linear(x)
+        x[:, 100] += 60.0
+        off = int8.Int8Linear(linear)(x) - linear(x)
+    assert float(off.norm() / others.norm()) < 0.08
+
+
+@pytest.mark.usefixtures("vnni")
 def test_large_sums_do_not_overflow() -> None:
     linear, turned = torch.nn.Linear(64, 8, bias=False), int8.rotation(64)
     # Once rotated, all numbers are ones, and so the largest integers.
