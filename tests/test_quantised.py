@@ -140,11 +140,10 @@ def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
         models.load(models.plan(packed, ModelOptions(quantize="4bit"), ON_CPU))
 
 
-def test_a_quantised_checkpoint_loads_as_it_is(
-    loaded: LoadedModel, plain: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Path) -> None:
+    # That may change it: with AVX-512 in bfloat16 bitsandbytes packs weights, and rounds scales.
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     again = models.load(models.plan(str(tmp_path), place=ON_CPU))
     assert again.spec.weights == loaded.spec.weights
-    assert answer(Session(again), PROMPTS[0]) == plain[PROMPTS[0]][0]
+    assert answer(Session(again), PROMPTS[0]) == answer(Session(loaded), PROMPTS[0])

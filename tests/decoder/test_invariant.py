@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.layout import build
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.attention import BACKENDS
+from ladecli.decoder.model.attention.invariant import invariant_attention
 from ladecli.decoder.model.attention.mask import Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
@@ -26,7 +28,7 @@ from ..families import OWN, VOCABULARY, model_of, new_model, prompt_for
 pytestmark = pytest.mark.slow
 
 DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=ALIKE_BFLOAT16))
-EDGES = (15, 16, 95, 96, 97, 191, 192, 287)
+EDGES = (15, 16, 95, 127, 128, 129, 191, 192, 255, 257)
 """Lengths of texts around which something in a step changes."""
 HEADS = ((3, 3, 64), (8, 4, 128), (4, 1, 64), (1, 8, 80), (2, 7, 96), (2, 2, 16), (1, 1, 8))
 """Key heads, query heads of each, and numbers in one."""
@@ -179,3 +181,14 @@ def test_a_model_whose_steps_are_not_says_so(
 def test_nothing_is_said_where_no_drafts_are_verified() -> None:
     decoder = load_decoder(new_model("mamba", state_size=8), attention="invariant")
     assert "batch-invariant" not in " ".join(decoder.runner.notices)
+
+
+def test_many_keys_of_little_weight_are_not_lost() -> None:
+    """Sums are exact, of weights that were rounded for it."""
+    count, most = 4096, 18.0
+    key, value = torch.zeros(1, 1, count, 16), torch.ones(1, 1, count, 16)
+    key[:, :, 0], value[:, :, 0] = most / 16, 0.0
+    mask = StepMask([1], [count - 1], count - 1)
+    found = invariant_attention(torch.ones(1, 1, 1, 16), key, value, mask, Rules(1.0))
+    others = (count - 1) * math.exp(-most)
+    assert found.flatten().tolist() == pytest.approx([others / (1.0 + others)] * 16, rel=2e-3)

@@ -60,8 +60,9 @@ def attend_in_blocks(
         if added is not None:
             added = F.pad(added, [0, 0, 0, least_rows - count])
     weights = powers_of_scores(query, key, added, softcap, sinks)
-    # Whole numbers of 2⁻²³: their sum is exact in float64, so it has no order.
-    denominator = weights.add_(1.0).sub_(1.0).sum(-1, True, dtype=torch.float64).float()
+    # Rounded to whole numbers of 2⁻³⁵: of 2¹⁸ of them the sum is exact in float64, in any order.
+    unit = 2.0**-12
+    denominator = weights.add_(unit).sub_(unit).sum(-1, True, dtype=torch.float64).float()
     total = query
     for number, block in enumerate(blocks):
         part, values = weights[:, :, block.start : block.end], value[:, block.start : block.end]
