@@ -32,7 +32,7 @@ def attend_in_blocks(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention in float32 of queries that share key heads, as rows of one product.
+    """Attention in float32, [K, rows, D], of queries that share key heads, as rows of one product.
 
     Args:
         query: [K, rows, D].
@@ -41,9 +41,6 @@ def attend_in_blocks(
         blocks: of all keys.
         scaling, softcap: as in `Rules`.
         sinks: scores of one more key without a value, [K, rows, 1].
-
-    Returns:
-        [K, rows, D].
     """
     # Of a product: for fewer libraries have ways of their own.
     least_rows, least_keys = 4, 16
