@@ -107,12 +107,14 @@ def test_torchscript_computes_what_python_does(
         found += [runner.run(layout.build([2], 30, Draft(each))) for each in (TokenTree(), rivals)]
         return torch.cat(found)
 
-    expected = logits(KVCache)
-    assert torch.equal(logits(OnDevice), expected)
-    monkeypatch.setattr(cpu_layers, "scripted", lambda function: function)
-    model.use("sdpa")
-    assert torch.equal(logits(KVCache), expected)
-    monkeypatch.undo()
+    for attention in ("invariant", "sdpa"):
+        model.use(attention)
+        expected = logits(KVCache)
+        assert torch.equal(logits(OnDevice), expected)
+        monkeypatch.setattr(cpu_layers, "scripted", lambda function: function)
+        model.use(attention)
+        assert torch.equal(logits(KVCache), expected)
+        monkeypatch.undo()
     model.use("sdpa")
 
 
