@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
 from .cpu_formats import Form
-from .products import Weight
+from .products import Weight, rotated
 from .release import give_back, mapped_files
 
 LIMIT = 127
@@ -78,18 +78,12 @@ def rotation(count: int) -> Tensor:
     return matrix / math.sqrt(size)
 
 
-def integers(weight: Tensor, turned: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A weight [out, in] as int8, and the scales of its rows, float32 [out].
-
-    Args:
-        turned: its `rotation`; None for none.
-    """
+def integers(weight: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight [out, in], rotated, as int8, and the scales of its rows, float32 [out]."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
     for some in _few_rows(len(weight)):
-        part = weight.detach()[some].float()
-        if turned is not None:
-            part = (part.reshape(-1, len(turned)) @ turned).view(part.shape)
+        part = rotated(weight.detach()[some].float(), matrix)
         scales[some] = (part.abs().amax(dim=1) / LIMIT).clamp_min_(LEAST)
         values[some] = (part / scales[some, None]).round_()
     return values, scales
@@ -106,9 +100,9 @@ class _Integers(nn.Module):
     weight: Tensor
     scales: Tensor
 
-    def __init__(self, weight: Tensor, turned: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, matrix: Tensor) -> None:
         super().__init__()
-        values, scales = integers(weight, turned)
+        values, scales = integers(weight, matrix)
         self.register_buffer("weight", values)
         self.register_buffer("scales", scales)
 
@@ -151,7 +145,7 @@ class Int8Embedding(_Integers):
     (Gemma) has that."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__(embedding.weight)
+        super().__init__(embedding.weight, rotation(1))  # its rows are looked up as they are
         self.scales *= getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:

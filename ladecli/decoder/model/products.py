@@ -89,10 +89,15 @@ def _alike_halves(x: Tensor, weight: Weight) -> Tensor:
     return _halves(x, weight)[:count]
 
 
+def rotated(x: Tensor, matrix: Tensor) -> Tensor:
+    """[T, n], each block of b numbers multiplied with a matrix [b, b]; as it is for [1, 1]."""
+    block = matrix.shape[0]
+    return torch.mm(x.reshape(-1, block), matrix).view(x.shape) if block > 1 else x
+
+
 def _integers(x: Tensor, weight: Weight) -> Tensor:
     """Of an input that is rotated; a row is measured by its largest number."""
-    block = weight.numbers.shape[0]
-    turned = torch.mm(x.reshape(-1, block), weight.numbers).view(x.shape) if block > 1 else x
+    turned = rotated(x, weight.numbers)
     largest = turned.abs().amax(-1, True)
     # A row of zeros becomes one of any numbers, and the product with that is multiplied by 0.
     product = _of_whole_numbers(turned / largest, 1.0 / weight.limit, weight)
