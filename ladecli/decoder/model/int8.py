@@ -11,7 +11,7 @@ have 7, and are multiplied twice instead, by what 7 bits hold of them and by wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,12 +54,16 @@ def quantise(model: Any) -> None:
     What else there is keeps its type.
     """
     embedding, files = model.get_input_embeddings(), mapped_files(model)
-    for parent in [*model.modules()]:
-        for name, module in [*parent.named_children()]:
-            if type(module) is nn.Linear:
-                setattr(parent, name, Int8Linear(module))
-            elif isinstance(module, nn.Embedding) and module is embedding:
-                setattr(parent, name, Int8Embedding(module))
+    found = [
+        (parent, name, module)
+        for parent in model.modules()
+        for name, module in parent.named_children()
+        if type(module) is nn.Linear or (isinstance(module, nn.Embedding) and module is embedding)
+    ]
+    # The largest first: what packing takes beside a weight is least in the way then.
+    for parent, name, module in sorted(found, key=lambda each: -each[2].weight.numel()):
+        made = Int8Linear(module) if isinstance(module, nn.Linear) else Int8Embedding(module)
+        setattr(parent, name, made)
         give_back(files)
 
 
@@ -94,59 +98,62 @@ def _few_rows(count: int) -> Iterator[slice]:
     return (slice(start, start + ROWS_AT_ONCE) for start in range(0, count, ROWS_AT_ONCE))
 
 
-class _Integers(nn.Module):
-    """A module with a weight of integers, int8 [out, in], and the scales of its rows."""
-
-    weight: Tensor
-    scales: Tensor
-
-    def __init__(self, weight: Tensor, matrix: Tensor) -> None:
-        super().__init__()
-        values, scales = integers(weight, matrix)
-        self.register_buffer("weight", values)
-        self.register_buffer("scales", scales)
-
-
-class Int8Linear(_Integers):
+class Int8Linear(nn.Module):
     """A linear layer.
 
     Args:
         linear: what it is made of.
 
     Attributes:
-        weight: int8 [out, in], rotated; empty where a joined product has taken it.
-        scales: float32 [out].
+        product: what it multiplies with.
+        rows: which outputs of that are its own; see `share_product`.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear.weight, rotation(linear.in_features))
+        super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self._product: Form | None = None
-        self._called = False
+        self.product = int8_form(*integers(linear.weight, rotation(linear.in_features)))
+        self.rows = slice(linear.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        product = self._product or int8_form(self.weight, self.scales)
-        if self._called:
-            self._product = product
-        # A trial at load calls once, and then our forward has a product of its own.
-        self._called = True
-        rows = product(x.flatten(0, -2), self.bias)
-        return rows.view(*x.shape[:-1], self.out_features)
-
-    def forget(self) -> None:
-        """Do without the form for products, which is made anew if it is needed."""
-        self._product = None
+        found = self.product(x.flatten(0, -2), None)[:, self.rows]
+        if self.bias is not None:
+            found = found + self.bias
+        return found.view(*x.shape[:-1], self.out_features)
 
 
-class Int8Embedding(_Integers):
+def share_product(parts: Sequence[Int8Linear]) -> Form:
+    """Let layers that read the same input share a product, and return it: [T, in] -> [T, out], the
+    outputs of all of them side by side."""
+    product = parts[0].product
+    if any(part.product is not product for part in parts):
+        weights = [_unpacked(part.product.weight) for part in parts]
+        values, scales = (torch.cat(each) for each in zip(*weights, strict=True))
+        product, start = int8_form(values, scales), 0
+        for part in parts:
+            part.product, part.rows = product, slice(start, start := start + part.out_features)
+    return product
+
+
+class Int8Embedding(nn.Module):
     """An embedding whose rows are made plain as they are looked up, and scaled where the family
-    (Gemma) has that."""
+    (Gemma) has that.
+
+    Attributes:
+        weight: int8 [vocabulary, n].
+        scales: of its rows, float32 [vocabulary].
+    """
+
+    weight: Tensor
+    scales: Tensor
 
     def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__(embedding.weight, rotation(1))  # its rows are looked up as they are
-        self.scales *= getattr(embedding, "embed_scale", 1.0)
+        super().__init__()
+        values, scales = integers(embedding.weight, rotation(1))  # rows are looked up as they are
+        self.register_buffer("weight", values)
+        self.register_buffer("scales", scales * getattr(embedding, "embed_scale", 1.0))
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
@@ -160,17 +167,19 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
         values: int8 [out, in], rotated.
         scales: float32 [out].
     """
+    give_back()  # fbgemm pads a weight: fresh memory has nothing where it does not write
     with _engine():
         weight = quantised_tensor(values, scales)
         packed = torch.ops.quantized.linear_prepack(weight, None)
-
-    def dense() -> Tensor:
-        weight, _ = torch.ops.quantized.linear_unpack(packed)
-        integers: Tensor = weight.int_repr()
-        return integers
-
     form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
-    return Form(Weight(form, rotation(values.shape[1]), packed, limit=limit), dense)
+    held = Weight(form, rotation(values.shape[1]), packed, limit=limit)
+    return Form(held, lambda: _unpacked(held)[0])
+
+
+def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
+    """What a weight of integers was made of: `int8_form`'s arguments."""
+    values, _ = torch.ops.quantized.linear_unpack(weight.packed)
+    return values.int_repr(), values.q_per_channel_scales().float()
 
 
 @contextmanager

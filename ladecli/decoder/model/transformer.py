@@ -164,7 +164,7 @@ class Transformer:
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]
-        shared = model.lm_head.weight is body.embed_tokens.weight
+        shared = getattr(model.lm_head, "weight", None) is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
         give_back(files)
         products = [self._head, *(each for layer in self.layers for each in layer.products)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .cpu_formats import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, forms_of, possible
 from .form_races import Races
-from .int8 import Int8Linear, int8_form
+from .int8 import Int8Linear, share_product
 
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
@@ -64,13 +64,10 @@ def project(
 
 
 def join_int8(parts: Sequence[Int8Linear], races: Races) -> CpuLinear:
-    """One product of integers; the modules are without weights until `restore`."""
-    values = torch.cat([part.weight for part in parts])
-    product = int8_form(values, torch.cat([part.scales for part in parts]))
-    races.watch(product, product.weight.form, values.shape)
-    for part in parts:
-        part.forget()
-    _take(parts, product)
+    """One product of integers, which the modules share."""
+    product = share_product(parts)
+    shape = sum(part.out_features for part in parts), parts[0].in_features
+    races.watch(product, product.weight.form, shape)
     return CpuLinear(product, product, _joined_bias(parts), alike=True)
 
 
@@ -139,7 +136,7 @@ def join_plain(
     return joined
 
 
-def _take(parts: Sequence[nn.Linear | Int8Linear], form: Form) -> None:
+def _take(parts: Sequence[nn.Linear], form: Form) -> None:
     """Take their weights from modules, which are rows of a form."""
     start = 0
     for part in parts:
@@ -149,9 +146,7 @@ def _take(parts: Sequence[nn.Linear | Int8Linear], form: Form) -> None:
 
 
 def _give(module: Any, weight: Tensor) -> None:
-    """Let a module have a weight: a buffer, where it is one of integers."""
-    plain = weight.is_floating_point()
-    module.weight = nn.Parameter(weight, requires_grad=False) if plain else weight
+    module.weight = nn.Parameter(weight, requires_grad=False)
 
 
 def restore(model: nn.Module) -> None:
