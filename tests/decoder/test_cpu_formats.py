@@ -24,7 +24,7 @@ from ladecli.decoder.model.cpu_formats import (
     possible,
 )
 from ladecli.decoder.model.families import Family
-from ladecli.decoder.model.form_races import MORE, ONE, ROWS, Races, key
+from ladecli.decoder.model.form_races import MANY, MORE, ONE, ROWS, Races, key
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CPU_TYPES, join_plain
 
@@ -91,11 +91,12 @@ def test_every_form_is_the_product(
         x, given = torch.randn(9, 64), [part.weight.detach().clone() for part in parts]
         expected = torch.cat([part.float()(x) for part in copy.deepcopy(parts)], dim=-1)
         races = won(form, dtype, (128, 64))
+        multiplied_in = dtype if form in ("rows", "packed") else computed_in(dtype)
         product = join_plain(parts, pack=True, shared=False, races=races)
         with torch.inference_mode():
             for rows in (1, 2, 3, 4, 9):
                 found = product(x[:rows].to(computed_in(dtype))).float()
-                torch.testing.assert_close(found, expected[:rows], **NEAR[computed_in(dtype)])
+                torch.testing.assert_close(found, expected[:rows], **NEAR[multiplied_in])
         assert all((part.weight.numel() == 0) == (form in ("packed", "halves")) for part in parts)
         weights.restore(nn.ModuleList(parts))
         for part, weight in zip(parts, given, strict=True):
@@ -159,6 +160,25 @@ def test_one_form_is_taken_where_it_is_hardly_slower(
     assert choose(["rows", "columns", "packed"]) == chosen
     assert choose(["packed"]) == ("packed", "packed"), "there was no choice"
     assert choose(["rows", "packed", "halves"]) == ("halves", "halves")
+
+
+def test_weights_of_16_bits_are_held_once() -> None:
+    """Also where another form is faster for a single row."""
+    shape, forms = (96, 64), forms_of(torch.bfloat16)
+    known = {key(torch.bfloat16, shape, rows): dict.fromkeys(forms, 1.0) for rows in ROWS}
+    for form in forms:
+        known[key(torch.bfloat16, shape, ONE)] = dict.fromkeys(forms, 2.0) | {form: 1.0}
+        one, more = Races(known).choose(torch.bfloat16, shape, forms)
+        assert one == more
+
+
+@pytest.mark.parametrize(("drafts", "best"), [(1.1, "packed"), (1.3, "rows")])
+def test_a_form_for_prompts_may_be_a_little_slower_for_drafts(drafts: float, best: str) -> None:
+    shape = 96, 64
+    known = {key(torch.float32, shape, rows): times() for rows in ROWS}
+    known[key(torch.float32, shape, MORE)] = times(packed=drafts)
+    known[key(torch.float32, shape, MANY)] = times(rows=2.0)
+    assert Races(known).choose(torch.float32, shape, ["rows", "packed"]) == (best, best)
 
 
 @HALVES

@@ -174,10 +174,10 @@ def packs(dtype: torch.dtype) -> bool:
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The type of activations beside weights of a type.
 
-    Where fbgemm multiplies weights of 16 bits, and oneDNN does not pack them, each product would
-    go through float32: to stay there is faster, and rounds less.
+    On x86 it is float32: products in 16 bits may go through that anyway, and what is between them
+    takes less time in it, and rounds less.
     """
-    halved = dtype in (torch.bfloat16, torch.float16) and packs_halves() and not packs(dtype)
+    halved = dtype in (torch.bfloat16, torch.float16) and packs_halves()
     return torch.float32 if halved else dtype
 
 

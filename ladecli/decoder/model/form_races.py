@@ -20,7 +20,9 @@ from .cpu_formats import FORMS, Form, computed_in, forms_of
 
 ONE, MORE = 1, 8
 """Rows of the steps that forms are chosen by: of a plain one, and of one with drafts."""
-ROWS = (ONE, 4, MORE, 16)
+MANY = 16
+"""Rows by which forms show how fast they are for prompts."""
+ROWS = (ONE, 4, MORE, MANY)
 """Rows that forms are raced at: by all of them goes what steps of other widths cost."""
 RACE_SECONDS = 0.3
 """Of a load, for all races: what is not raced then has the form that is usually fastest."""
@@ -32,6 +34,8 @@ share, those of float32 come twice as fast."""
 RACE_PASSES = 3
 MARGIN = 0.1
 """Of a single row's time that one form for all rows may cost."""
+PROMPT_MARGIN = 0.2
+"""Of a drafted step's time that a form which is faster for prompts may cost."""
 
 
 class Races:
@@ -61,14 +65,17 @@ class Races:
     ) -> tuple[str, str]:
         """Which of the `possible` forms of a weight [out, in] is for a single row, and for more.
 
-        They are one where it is hardly slower for a single row: then the weight is held once.
+        They are one where it is hardly slower for a single row, so that the weight is held once;
+        weights of 16 bits always are, whose forms for a single row are as fast in a step.
         """
         times = {rows: self._times(dtype, shape, rows) for rows in ROWS}
         if not all(times.values()):
             return usual(dtype, shape, forms)
         one, more = times[ONE], times[MORE]
-        first = best = min(forms, key=more.__getitem__)
-        if one[best] > (1.0 + MARGIN) * min(one[form] for form in forms):
+        most = (1.0 + PROMPT_MARGIN) * min(more[form] for form in forms)
+        near = [form for form in forms if more[form] <= most]
+        first = best = min(near, key=times[MANY].__getitem__)
+        if dtype.itemsize > 2 and one[best] > (1.0 + MARGIN) * min(one[form] for form in forms):
             first = min(forms, key=one.__getitem__)
         self._taken.append([by[first if rows == ONE else best] for rows, by in times.items()])
         return first, best

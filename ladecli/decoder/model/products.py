@@ -47,18 +47,18 @@ def project(x: Tensor, linear: Linear) -> Tensor:
 
 def multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """[T, in] -> [T, out] in the type of the input."""
-    form, count = weight.form, x.shape[0]
+    form, count, numbers = weight.form, x.shape[0], weight.numbers
     if form == "rows":
-        return F.linear(x, weight.numbers, bias)
+        return F.linear(x.to(numbers.dtype), numbers, bias).to(x.dtype)
     if form == "packed":
         padded = F.pad(x, [0, 0, 0, weight.rows - count]) if count < weight.rows else x
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            padded, weight.numbers, bias, "none", [], ""
+            padded.to(numbers.dtype), numbers, bias, "none", [], ""
         )
-        return found[:count] if count < weight.rows else found
+        return (found[:count] if count < weight.rows else found).to(x.dtype)
     if form == "widened":
         wide = x.float()
-        parts = torch.split(weight.numbers, weight.part)
+        parts = torch.split(numbers, weight.part)
         product = torch.cat([F.linear(wide, part.float()) for part in parts], dim=-1)
     elif form == "halves":
         product = _halves(x, weight)
