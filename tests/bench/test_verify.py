@@ -105,7 +105,7 @@ def test_rounding_explains_nothing_where_steps_are_batch_invariant(
     first, *_, last = lade(*QUICK, *options).out.splitlines()
     assert first.endswith("in batch-invariant steps")
     assert last == "equal: all 48 tokens of 2 answers"
-    plant_fault(monkeypatch, 0.1)
+    plant_fault(monkeypatch, 0.5)
     options += ("-W", "3", "-G", "3", "--sources", "trajectory", "--json")
     read = lade(*QUICK, *options).json(1)
     assert read["unexplained"] == read["divergences"] > 0
