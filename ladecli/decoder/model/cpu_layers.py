@@ -19,7 +19,7 @@ from .attention.invariant import BLOCK
 from .attention.mask import StepMask
 from .cpu_formats import CpuLinear
 from .forward import StepCache
-from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, rms_norm
+from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, part, rms_norm
 from .products import Linear, project
 from .rotary import Rotary, rotate
 
@@ -77,20 +77,21 @@ def run_layers(
         qkv = norm_heads(project(hidden, layer.qkv), layer.heads, norms)
         count, turned = qkv.shape[0], queries + kv_heads
         heads = qkv.view(count, -1, size)
-        both = heads[:, :turned]
+        both = part(heads, 0, turned)
         if layer.rotary >= 0:
             both = rotate(both, rotary[layer.rotary])
-        query = both[:, :queries]
+        query = part(both, 0, queries)
         if layer.rotary >= 0:
             scale = rotary[layer.rotary].query_scale
             if scale is not None:
                 query = query * scale
         first, end = firsts[layer.view], start + count
-        keys[index][:, start:end] = both[:, queries:].transpose(0, 1)
-        values[index][:, start:end] = heads[:, turned:].transpose(0, 1)
+        key, value = part(both, queries, turned), part(heads, turned, turned + kv_heads)
+        part(keys[index], start, end).copy_(key.transpose(0, 1))
+        part(values[index], start, end).copy_(value.transpose(0, 1))
         # Keys are read once for all query heads that share them.
         folded = query.transpose(0, 1).reshape(kv_heads, -1, size)
-        key, value = keys[index][:, first:end], values[index][:, first:end]
+        key, value = part(keys[index], first, end), part(values[index], first, end)
         added = masks[layer.view]
         if len(blocks) > 0:
             attended = attend_in_blocks(

@@ -64,6 +64,13 @@ class Layer:
         return self.qkv, self.out, self.gate_up, self.down
 
 
+def part(x: Tensor, start: int, end: int) -> Tensor:
+    """`x[:, start:end]` in a single call, where TorchScript takes a slice of all before the comma,
+    too."""
+    found: Tensor = torch.ops.aten.slice(x, 1, start, end)
+    return found
+
+
 def rms_norm(x: Tensor, norm: Norm | None) -> Tensor:
     """The norm of [..., n]; `x` itself without one."""
     if norm is None:
@@ -94,6 +101,7 @@ def norm_heads(qkv: Tensor, heads: Heads, norms: Norms) -> Tensor:
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     """[T, 2 n] -> [T, n]: the activation of the first half times the second."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    count = gate_up.shape[-1] // 2
+    gate, up = part(gate_up, 0, count), part(gate_up, count, 2 * count)
     gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return gate.mul_(up)

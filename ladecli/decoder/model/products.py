@@ -47,30 +47,36 @@ def project(x: Tensor, linear: Linear) -> Tensor:
 
 def multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """[T, in] -> [T, out] in the type of the input."""
-    form, count, numbers = weight.form, x.shape[0], weight.numbers
-    if form == "rows":
+    form, numbers = weight.form, weight.numbers
+    # To compare names takes time, too: the forms of most steps come first.
+    if form == "integers":
+        product = _integers(x.float(), weight)
+    elif form == "halves":
+        product = _halves(x, weight)
+    elif form == "packed":
+        return _packed(x, weight, bias)
+    elif form == "rows":
         return F.linear(x.to(numbers.dtype), numbers, bias).to(x.dtype)
-    if form == "packed":
-        padded = F.pad(x, [0, 0, 0, weight.rows - count]) if count < weight.rows else x
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            padded.to(numbers.dtype), numbers, bias, "none", [], ""
-        )
-        return (found[:count] if count < weight.rows else found).to(x.dtype)
-    if form == "widened":
+    elif form == "widened":
         wide = x.float()
         parts = torch.split(numbers, weight.part)
         product = torch.cat([F.linear(wide, part.float()) for part in parts], dim=-1)
-    elif form == "halves":
-        product = _halves(x, weight)
     elif form == "alike halves":
         product = torch.cat([_alike_halves(each, weight) for each in torch.split(x, weight.part)])
-    elif form == "integers":
-        product = _integers(x.float(), weight)
     else:
         product = _integers_twice(x.float(), weight)
     if bias is not None:
         product += bias
     return product if product.dtype == x.dtype else product.to(x.dtype)
+
+
+def _packed(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    count, numbers = x.shape[0], weight.numbers
+    padded = F.pad(x, [0, 0, 0, weight.rows - count]) if count < weight.rows else x
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(
+        padded.to(numbers.dtype), numbers, bias, "none", [], ""
+    )
+    return (found[:count] if count < weight.rows else found).to(x.dtype)
 
 
 def _halves(x: Tensor, weight: Weight) -> Tensor:
