@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,13 @@ def test_a_row_does_not_depend_on_others() -> None:
         together = linear(x)
         for count in (0, 1, 2, 3, 7, 8, 16, 33):
             assert torch.equal(linear(x[:count]), together[:count])
+
+
+def test_threads_that_pack_leave_torchs_engine_as_it_was() -> None:
+    before, weights = torch.backends.quantized.engine, (torch.ones(256, 64).char(), torch.ones(256))
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(lambda _: int8.int8_form(*weights), range(400))]
+    assert torch.backends.quantized.engine == before
 
 
 def test_a_damaged_input_is_not_made_a_number() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ ROWS_AT_ONCE = 1024
 """Of a weight that is quantised: an embedding in float32 would be the largest thing in memory."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
+_ENGINE_IS_OURS = Lock()
+"""The whole process has one, and layers are made in several threads."""
 
 
 def available() -> bool:
@@ -184,9 +187,10 @@ def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _engine() -> Iterator[None]:
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = _ENGINE
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before
+    with _ENGINE_IS_OURS:
+        before = torch.backends.quantized.engine
+        torch.backends.quantized.engine = _ENGINE
+        try:
+            yield
+        finally:
+            torch.backends.quantized.engine = before
