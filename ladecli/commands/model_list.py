@@ -192,6 +192,9 @@ def _with_memory(
     if spec.weights == "float32" and forms:  # bitsandbytes goes with bfloat16 then
         forms[1:] = memory.smaller_forms(forms[0][1], device.kind)
     for flag, form in [(spec.weights, spec), *forms]:
+        if device.kind == "cpu" and form.weights in {*memory.FULL, "int8"}:
+            # Keys and values of these are float32 on most CPUs, as a session's own estimate knows.
+            form = replace(form, compute="float32")
         needed = memory.estimate(form, context=context).total
         if needed <= memory.usable(free):
             fits = flag.split()[1] if " " in flag else flag

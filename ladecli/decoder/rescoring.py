@@ -109,7 +109,7 @@ class Rescorer:
 
     def _allowed(self, logits: Tensor, noise: float) -> float:
         """The most that rounding may move these logits if forwards differ by `noise`."""
-        raw, dtype = logits[logits.isfinite()], self._decoder.runner.model.dtype
+        raw, dtype = logits[logits.isfinite()], self._decoder.runner.model.rounding
         most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())
         return min(SAFETY * noise, most) + rounding

@@ -296,3 +296,27 @@ def test_weights_come_back_where_our_forward_is_wrong(monkeypatch: pytest.Monkey
     assert isinstance(decoder.runner.model, StockModel)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert ids_of(run(decoder, prompt, "lookahead", limits=Limits(20))) == expected
+
+
+@HALVES
+@pytest.mark.parametrize("form", ["rows", "packed", "halves"])
+@pytest.mark.usefixtures("small_weights_count")
+def test_what_is_between_products_of_16_bits_is_float32(form: str) -> None:
+    """And what products round to is known to who asks what rounding explains."""
+    if form not in forms_of(torch.bfloat16):
+        pytest.skip("this processor has no products of bfloat16")
+    model = copy.deepcopy(model_of("llama")).bfloat16()
+    forward = load_decoder(model, races=Decided(form)).runner.model
+    kinds = {forward.dtype, *(shape.dtype for shape in forward.layer_shapes)}
+    assert kinds == {torch.float32}
+    assert forward.rounding == (torch.float32 if form == "halves" else torch.bfloat16)
+
+
+def test_weights_that_stay_as_they_are_have_two_forms_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare_processor(monkeypatch)
+    shape, forms = (96, 64), ["rows", "widened"]
+    known = {key(torch.float16, shape, rows): {"rows": 3.0, "widened": 1.0} for rows in ROWS}
+    known[key(torch.float16, shape, ONE)] = {"rows": 1.0, "widened": 3.0}
+    assert Races(known).choose(torch.float16, shape, forms) == ("rows", "widened")

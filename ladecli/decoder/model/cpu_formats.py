@@ -129,6 +129,8 @@ FORMS: dict[str, Callable[[Tensor], Form]] = {
     "packed": packed,
     "halves": halves,
 }
+AS_IT_IS = {"rows", "widened"}
+"""Those that multiply with the weight that transformers keeps: both of them hold it once."""
 # A single row of bfloat16 oneDNN would add up in another order.
 ALIKE: dict[str, Callable[[Tensor], Form]] = {
     "packed": partial(packed, least=2),
@@ -150,6 +152,14 @@ class CpuLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         return (self.more if x.shape[0] > 1 else self.one)(x, self.bias)
+
+    @property
+    def rounding(self) -> torch.dtype:
+        """What inputs and outputs are rounded to: the type of a weight that is multiplied as it is,
+        float32 for others."""
+        weights = [form.weight for form in (self.one, self.more)]
+        kinds = [each.numbers.dtype for each in weights if each.form in ("rows", "packed")]
+        return min(kinds, key=lambda dtype: dtype.itemsize, default=torch.float32)
 
     @property
     def linear(self) -> Linear:
@@ -174,8 +184,8 @@ def packs(dtype: torch.dtype) -> bool:
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The type of activations beside weights of a type.
 
-    On x86 it is float32: products in 16 bits may go through that anyway, and what is between them
-    takes less time in it, and rounds less.
+    On x86 it is float32: what is between products takes less time in it, and rounds less.  Products
+    themselves may round to the type of a weight; see `CpuLinear.rounding`.
     """
     halved = dtype in (torch.bfloat16, torch.float16) and packs_halves()
     return torch.float32 if halved else dtype

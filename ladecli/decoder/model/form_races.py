@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from .cpu_formats import FORMS, Form, computed_in, forms_of
+from .cpu_formats import AS_IT_IS, FORMS, Form, computed_in, forms_of
 
 ONE, MORE = 1, 8
 """Rows of the steps that forms are chosen by: of a plain one, and of one with drafts."""
@@ -65,8 +65,8 @@ class Races:
     ) -> tuple[str, str]:
         """Which of the `possible` forms of a weight [out, in] is for a single row, and for more.
 
-        They are one where it is hardly slower for a single row, so that the weight is held once;
-        weights of 16 bits always are, whose forms for a single row are as fast in a step.
+        They are one where it is hardly slower for a single row, so that the weight is held once.
+        Weights of 16 bits always are: who asks for these wants to hold less.
         """
         times = {rows: self._times(dtype, shape, rows) for rows in ROWS}
         if not all(times.values()):
@@ -75,8 +75,11 @@ class Races:
         most = (1.0 + PROMPT_MARGIN) * min(more[form] for form in forms)
         near = [form for form in forms if more[form] <= most]
         first = best = min(near, key=times[MANY].__getitem__)
-        if dtype.itemsize > 2 and one[best] > (1.0 + MARGIN) * min(one[form] for form in forms):
-            first = min(forms, key=one.__getitem__)
+        others = forms
+        if dtype.itemsize == 2:
+            others = [form for form in forms if {form, best} <= AS_IT_IS] or [best]
+        if one[best] > (1.0 + MARGIN) * min(one[form] for form in others):
+            first = min(others, key=one.__getitem__)
         self._taken.append([by[first if rows == ONE else best] for rows, by in times.items()])
         return first, best
 

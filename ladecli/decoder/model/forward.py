@@ -44,7 +44,9 @@ class Forward(Protocol):
     attention: str  # name of the backend
     device: torch.device
     dtype: torch.dtype
-    """`device`, `dtype`: of the model's input, and of its weights."""
+    rounding: torch.dtype
+    """`device`: of the model's input.  `dtype`: of its activations.  `rounding`: the coarsest type
+    that any of them are rounded to."""
     keeps_weights: bool  # whether the model's own weights lie as transformers loaded them
     kernels: bool  # whether Triton kernels compute the operations between products
     drafts: Drafts  # what a step may hold beside the tokens that its cache lacks

@@ -64,9 +64,12 @@ def quantise(model: Any) -> None:
         if type(module) is nn.Linear or (isinstance(module, nn.Embedding) and module is embedding)
     ]
     # The largest first: what packing takes beside a weight is least in the way then.
-    for parent, name, module in sorted(found, key=lambda each: -each[2].weight.numel()):
+    found.sort(key=lambda each: each[2].weight.numel())
+    while found:
+        parent, name, module = found.pop()
         made = Int8Linear(module) if isinstance(module, nn.Linear) else Int8Embedding(module)
         setattr(parent, name, made)
+        del module  # and with it the weight, where no file has it
         give_back(files)
 
 
@@ -129,7 +132,11 @@ class Int8Linear(nn.Module):
 
 def share_product(parts: Sequence[Int8Linear]) -> Form:
     """Let layers that read the same input share a product, and return it: [T, in] -> [T, out], the
-    outputs of all of them side by side."""
+    outputs of all of them side by side.
+
+    Each of them multiplies with all of it from then on.  For another decoder of the model it is the
+    same one: layers share with the same others always, in one order.
+    """
     product = parts[0].product
     if any(part.product is not product for part in parts):
         weights = [_unpacked(part.product.weight) for part in parts]
@@ -170,7 +177,7 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
         values: int8 [out, in], rotated.
         scales: float32 [out].
     """
-    give_back()  # fbgemm pads a weight: fresh memory has nothing where it does not write
+    give_back()  # fbgemm pads a weight: of fresh memory, what it does not write is never resident
     with _engine():
         weight = quantised_tensor(values, scales)
         packed = torch.ops.quantized.linear_prepack(weight, None)

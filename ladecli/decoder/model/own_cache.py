@@ -117,7 +117,7 @@ class OwnCacheModel:
 
     def __init__(self, model: Any) -> None:
         self.device = input_device(model)
-        self.dtype = activation_type(model)
+        self.dtype = self.rounding = activation_type(model)
         self.layer_shapes: list[LayerShape] = []
         self.drafts: Drafts = "none"
         self._model = model

@@ -106,7 +106,7 @@ class StockModel:
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
         self.device = input_device(model)
-        self.dtype = activation_type(model)
+        self.dtype = self.rounding = activation_type(model)
         sizes_differ = any(shape.key_size != shape.value_size for shape in shapes)
         name = "sdpa" if attention == "auto" and sizes_differ else attention
         self.layer_shapes = list(shapes)

@@ -168,6 +168,8 @@ class Transformer:
         self._head = projection([model.lm_head], shared=shared)
         give_back(files)
         products = [self._head, *(each for layer in self.layers for each in layer.products)]
+        own = {each.rounding for each in products if isinstance(each, CpuLinear)}
+        self.rounding = max({self.dtype, *own}, key=lambda dtype: torch.finfo(dtype).eps)
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in products)
         self.use(attention)
 

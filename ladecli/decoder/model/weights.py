@@ -3,6 +3,7 @@
 The query, key and value projections of a layer read the same input, and so do gate and up: each
 group becomes one matrix.  The model's own modules keep working on views of it, so that nothing
 is held twice; where a CPU needs another form alone, they are without weights until `restore`.
+Those of 8 bits go on with the joined product.
 """
 
 from __future__ import annotations
