@@ -44,13 +44,15 @@ class Forward(Protocol):
     attention: str  # name of the backend
     device: torch.device
     dtype: torch.dtype
-    rounding: torch.dtype
-    """`device`: of the model's input.  `dtype`: of its activations.  `rounding`: the coarsest type
-    that any of them are rounded to."""
+    """`device`, `dtype`: of the model's input, and of its activations."""
     keeps_weights: bool  # whether the model's own weights lie as transformers loaded them
     kernels: bool  # whether Triton kernels compute the operations between products
     drafts: Drafts  # what a step may hold beside the tokens that its cache lacks
     foreign: bool  # whether modules of libraries compute in a step, which may warn
+
+    @property
+    def rounding(self) -> torch.dtype:
+        """The coarsest type that activations are rounded to."""
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

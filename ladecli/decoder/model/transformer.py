@@ -167,10 +167,8 @@ class Transformer:
         shared = getattr(model.lm_head, "weight", None) is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
         give_back(files)
-        products = [self._head, *(each for layer in self.layers for each in layer.products)]
-        own = {each.rounding for each in products if isinstance(each, CpuLinear)}
-        self.rounding = max({self.dtype, *own}, key=lambda dtype: torch.finfo(dtype).eps)
-        self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in products)
+        self._products = [self._head, *(each for layer in self.layers for each in layer.products)]
+        self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in self._products)
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:
@@ -185,6 +183,12 @@ class Transformer:
             self._script = ScriptedLayers(
                 self.layers, self.rotary.distinct, self._residual_scale, alike
             )
+
+    @property
+    def rounding(self) -> torch.dtype:
+        """See `forward.Forward`."""
+        own = {each.rounding for each in self._products if isinstance(each, CpuLinear)}
+        return max({self.dtype, *own}, key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
