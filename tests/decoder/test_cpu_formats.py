@@ -17,6 +17,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import cpu_formats, families, weights
 from ladecli.decoder.model.cpu_formats import (
     ALIKE,
+    AS_IT_IS,
     alike_forms,
     computed_in,
     forms_of,
@@ -169,7 +170,7 @@ def test_weights_of_16_bits_are_held_once() -> None:
     for form in forms:
         known[key(torch.bfloat16, shape, ONE)] = dict.fromkeys(forms, 2.0) | {form: 1.0}
         one, more = Races(known).choose(torch.bfloat16, shape, forms)
-        assert one == more
+        assert one == more or {one, more} == AS_IT_IS
 
 
 @pytest.mark.parametrize(("drafts", "best"), [(1.1, "packed"), (1.3, "rows")])
