@@ -276,6 +276,23 @@ def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
         assert from_json(file.read_text()) == states[0]
 
 
+def test_a_chat_that_nothing_was_written_of_hides_no_older_one(
+    talk: Lade, lade: Lade, tmp_path: Path
+) -> None:
+    kept = talk("Grüße", options="-n 5", home=tmp_path).file
+    cut = kept.read_bytes().index("ü".encode()) + 1
+    newer = kept.with_name("2999-01-01.json")
+    for data in (b"", kept.read_bytes()[:cut]):  # by a full disk, or a kill
+        newer.write_bytes(data)
+        assert "after 2 messages: " in talk(options="--continue", home=tmp_path).err
+    newer.write_bytes(kept.read_bytes() + kept.read_bytes()[:cut])
+    assert "after 2 messages: " in talk(options="--continue", home=tmp_path).err
+    newer.write_text("{}\n")
+    refused = lade("chat", "--continue").refused()
+    assert f"{newer} is not a saved chat" in refused
+    assert "delete" not in refused
+
+
 def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(talk: Lade, tmp_path: Path) -> None:
     path = tmp_path / "reply.txt"
     chat = talk("/copy", QUESTIONS[0], f"/copy {path}", "/copy", f"/copy {path}")

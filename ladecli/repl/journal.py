@@ -65,11 +65,14 @@ def newest() -> tuple[Conversation, str]:
         UsageError: there is none, or its file is damaged.
     """
     for path in reversed(kept_files()):
-        text = files.read_text(str(path), "chat")
+        # A line that was cut short may end inside a character.
+        text = files.read_named(str(path), "chat").decode(errors="replace")
+        if "\n" not in text:
+            continue  # a full disk, or a kill, let no whole line in
         try:
             found, model = from_json(text), model_of(text)
         except ValueError as error:
-            raise UsageError(f"{path} is not a saved chat ({error}); delete it") from None
+            raise UsageError(f"{path} is not a saved chat ({error}); move it elsewhere") from None
         if found.messages:
             return found, model
     raise UsageError("there is no conversation to continue; leave --continue out")
