@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,7 +26,7 @@ from .decoder.model import int8
 from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
-from .errors import LoadError, UsageError
+from .errors import LoadError, UsageError, counted
 from .generation_config import AnswerDefaults, stop_ids_of
 from .options.model import ModelOptions, PlacementOptions
 from .specs import adapters, hub, memory, model_files, placement
@@ -189,17 +190,29 @@ def extend_context(planned: PlannedModel, context: int) -> PlannedModel:
     return replace(planned, config=config, facts=facts, notices=notices, made_for=made_for)
 
 
-def damage(planned: PlannedModel) -> str | None:
-    """What transformers would refuse of a model's weights: code in pickled ones.  None where there
-    is none, or where they are still to be downloaded."""
+def check_weights(planned: PlannedModel) -> list[str]:
+    """See whether a model's weights fit its configuration without reading them, as far as that can
+    be told of plain ones that are here; returns notices.
+
+    Raises:
+        LoadError: they do not, or transformers would refuse code in pickled ones.
+    """
     folder = hub.folder_of(planned.source, planned.options.revision)
-    for path in model_files.weight_files(folder) if folder is not None else ():
+    paths = model_files.weight_files(folder) if folder is not None else []
+    for path in paths:
         # An old format, or a damaged file: loading finds out.
         with contextlib.suppress(ValueError, RuntimeError, OSError):
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
             if path.suffix == ".bin" and unsafe(str(path)):
-                return f"{path.name} is refused: it contains code; get safetensors instead"
-    return None
+                raise LoadError(
+                    f"{path.name} is refused: it contains code; get safetensors instead"
+                )
+    # Other formats are unpacked as they are read.
+    headed = bool(paths) and all(each.suffix == ".safetensors" for each in paths)
+    if not headed or planned.spec.weights not in FULL or find_spec("accelerate") is None:
+        return []
+    with _loading(planned.parts.base, planned.options, progress=False):
+        return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
 
 
 def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int]]:
@@ -292,29 +305,9 @@ def _read_model(
     hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
     with _loading(name, options, progress), hidden:
         place = placement.keywords(planned.placement, planned.config, planned.dtype, working_memory)
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            planned.source,
-            config=planned.config,
-            # What is quantised here is read as it is stored.
-            dtype="auto" if planned.placement.own_int8 else planned.dtype,
-            output_loading_info=True,
-            attn_implementation="eager" if needs_eager(planned.config) else None,
-            # Where peft is installed, transformers looks for adapters too.
-            adapter_kwargs={"local_files_only": planned.hub_options["local_files_only"]},
-            **place,
-            **planned.hub_options,
-        )
-        # transformers fills what is missing with random numbers.
-        missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
-        if missing:
-            known = (
-                f", and {min(unknown)} is unknown" if (unknown := found["unexpected_keys"]) else ""
-            )
-            raise LoadError(
-                f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
-                f" are missing or of another shape{known}); download or copy them again"
-            )
-        notices = [*_left_out(name, model, found["unexpected_keys"])]
+        # What is quantised here is read as it is stored.
+        dtype = "auto" if planned.placement.own_int8 else planned.dtype
+        model, notices = _from_pretrained(planned, dtype=dtype, **place)
         if getattr(model, "quantization_method", None) == "gguf":
             model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
         if model.can_generate() is False:
@@ -330,14 +323,45 @@ def _read_model(
         return model.eval(), notices
 
 
+def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[str]]:
+    """The model that transformers makes of a checkpoint, and notices.
+
+    Raises:
+        LoadError: weights are missing, or of another shape.
+    """
+    name = planned.parts.base
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        planned.source,
+        config=planned.config,
+        output_loading_info=True,
+        attn_implementation="eager" if needs_eager(planned.config) else None,
+        # Where peft is installed, transformers looks for adapters too.
+        adapter_kwargs={"local_files_only": planned.hub_options["local_files_only"]},
+        **keywords,
+        **planned.hub_options,
+    )
+    # transformers fills what is missing with random numbers.
+    missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+    if missing:
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        unknown = found["unexpected_keys"]
+        known = f", and {min(unknown)} is unknown" if unknown else ""
+        raise LoadError(
+            f"{name}: the weights are incomplete ({missing[0]}{more} missing or of another"
+            f" shape{known}); download or copy them again"
+        )
+    return model, [*_left_out(name, model, found["unexpected_keys"])]
+
+
 def _left_out(name: str, model: Any, unexpected: Iterable[str]) -> Iterator[str]:
     """A line about weights of layers beyond those of the configuration: transformers leaves them
     out, and the text of what is left means nothing."""
     known = {_NUMBER.sub("N", each) for each, _ in model.named_parameters()}
     if beyond := sorted(each for each in unexpected if _NUMBER.sub("N", each) in known):
+        more = f" and {counted(len(beyond) - 1, 'more weight')}" if len(beyond) > 1 else ""
         yield (
-            f"{name}: {beyond[0]} and {len(beyond) - 1} more weights are of layers that config.json"
-            " does not have, and are left out; check its num_hidden_layers"
+            f"{name}: weights of layers that config.json does not have are left out"
+            f" ({beyond[0]}{more}); check its num_hidden_layers"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -215,6 +217,33 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     assert origin.startswith("profile t4, derived: ")
     assert origin.endswith("; budget from LADE_BUDGET; sources from flag --sources")
     assert "300 tokens of context fit" in found["memory"][0]["value"]
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "told"),
+    [
+        ({"intermediate_size": 64}, "problem", "do not fit its config.json"),
+        ({"num_hidden_layers": 9}, "problem", "are missing or of another shape"),
+        ({"num_hidden_layers": 1}, "warning", "layers that config.json does not have are left out"),
+    ],
+)
+def test_weights_that_do_not_fit(
+    checked: Any, tmp_path: Path, config: dict[str, int], level: str, told: str
+) -> None:
+    folder = shutil.copytree(DEMO, tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    found = checked(str(folder))
+    told_of = [*found.get("files", []), *found.get("weights", [])]
+    (said,) = [each for each in told_of if told in each["value"]]
+    assert said["level"] == level
+
+
+def test_a_template_that_fails_on_a_plain_message(checked: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "template"
+    broken.write_text("{{ raise_exception('no ' + messages[0].content) }}")
+    (said,) = checked("demo", "--chat-template", str(broken))["chat template"]
+    assert (said["level"], "refuses this: no hi" in said["value"]) == ("warning", True)
 
 
 def test_a_check_that_fails_does_not_end_the_report(

@@ -45,9 +45,10 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         from .. import models
 
         planned = models.plan(request.model, request, request, progress=False)
-        if wrong := models.damage(planned):
-            yield Finding("files", wrong, PROBLEM)
-            return
+        name = "files"
+        for notice in models.check_weights(planned):
+            yield Finding("weights", notice, WARNING)
+        name = "model"
         why = decode_setup.why_not_invariant(planned)
         yield from _facts(request, planned, why)
         name = "tokenizer"
@@ -102,7 +103,7 @@ def _exactness(request: DoctorRequest, planned: PlannedModel, why: str | None) -
 def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
     """The tokens that end an answer: those of the configs, and the chat template's."""
     from .. import models
-    from ..session.chat_template import ChatTemplate
+    from ..session.chat_template import GREETING, ChatTemplate
 
     if hub.folder_of(planned.source, planned.options.revision) is None:
         return  # it is still to be downloaded
@@ -114,6 +115,7 @@ def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
             closing = template.end_token
             for notice in template.notices:
                 yield Finding("chat template", notice, NOTE)
+            template.encode(GREETING)
     except UsageError as error:
         yield Finding("chat template", str(error), WARNING)
     ends = [(token, "by its configs") for token in sorted(stated)]

@@ -27,6 +27,8 @@ NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """What a template is told by us alone."""
 LONGEST = 1_000_000
 """Characters that a template may add to a conversation."""
+GREETING: tuple[ChatMessage, ...] = ({"role": "user", "content": "hi"},)
+"""The plainest conversation, which every template should take."""
 _TRAINING = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """Tags around answers, which transformers alone knows."""
 FIX = "use --chat-template FILE, or --raw"
