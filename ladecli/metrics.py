@@ -190,6 +190,11 @@ class Tally:
         tokens = self.tokens - self._first_tokens
         return self._speedup(tokens, self.decode_seconds, self.tokens_per_step)
 
+    @property
+    def speedup_from(self) -> str | None:
+        """How `speedup` is known; None where it is not."""
+        return ("measured" if self.measured else "estimated") if self.speedup else None
+
     def speedup_of_last(self, steps: int) -> float:
         """The same of the last steps."""
         last = list(self.recent)[-steps:]

@@ -374,10 +374,12 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"audio": {"voice": "alloy"}}, "audio", "not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "only 0"),
         ({"temperature": "hot"}, "temperature", "a valid number, not 'hot'"),
-        ({"temperature": -1}, None, "temperature must be"),
+        ({"temperature": -1}, "temperature", "temperature must be"),
         ({"top_p": 1e400}, "top_p", "a finite number"),
         ({"max_tokens": 0}, "max_tokens", "equal to 1"),
-        ({"seed": -1}, None, "seed must be"),
+        ({"seed": -1}, "seed", "seed must be"),
+        ({"top_k": -1}, "top_k", "top_k must be"),
+        ({"stop": 5}, "stop", "a text, or a list"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "at least 1 "),
         ({"top_logprobs": 21}, "top_logprobs", "equal to 20"),
@@ -400,6 +402,14 @@ def test_a_request_that_cannot_be_answered(
     assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert words in error["message"]
     server.wait_for("refused", before + 1)
+
+
+def test_a_template_that_refuses_every_chat_is_told_at_the_start(tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    template.write_text("{{ raise_exception('never') }}")
+    with Server(tmp_path, "--chat-template", str(template)) as server:
+        assert "chats will be refused" in server.lines[0]
+        assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
 
 
 def test_what_changes_nothing_is_ignored(server: Server) -> None:

@@ -138,6 +138,7 @@ def test_the_speedup_shown_agrees_with_plain_decoding_of_the_same_text() -> None
 def test_the_speedup_is_estimated_by_the_cost_of_steps_until_it_is_measured() -> None:
     estimated = tally_of(priced(ANSWER, cost=2.0))
     assert (estimated.speedup, estimated.measured) == (1.25, False)
+    assert (estimated.speedup_from, Tally().speedup_from) == ("estimated", None)
     assert estimated.speedup_of_last(1) == 1.0  # two tokens in a step of two plain ones
     assert tally_of(priced(ANSWER, cost=1.0)).speedup == 2.0, "no more than tokens per step"
     known = tally_of(priced(ANSWER, cost=2.0), calibration=1.2)

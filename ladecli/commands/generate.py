@@ -266,6 +266,6 @@ class _Answers:
             },
             "tokens_per_second": tally.tokens_per_second,
             "speedup": tally.speedup or None,
-            "speedup_from": "measured" if tally.measured else "estimated",
+            "speedup_from": tally.speedup_from,
             "seed": None if settings.sampling.greedy else seed,
         }

@@ -51,9 +51,12 @@ class Refused(HTTPException):
         self.param, self.code = param, code
 
 
-def _listed(value: Any) -> Any:
+def _stops(value: Any) -> Any:
     """A text as a list of one."""
-    return [value] if isinstance(value, str) else value
+    found = [value] if isinstance(value, str) else value
+    if not (found is None or (isinstance(found, list) and len(found) <= STOPS)):
+        raise ValueError(f"it must be a text, or a list of at most {STOPS} texts")
+    return found
 
 
 def _parts(value: Any) -> Any:
@@ -120,7 +123,7 @@ class _Wanted(_Object):
     stream_options: dict[str, Any] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # its newer name
-    stop: Annotated[list[_Text], Field(max_length=STOPS), BeforeValidator(_listed)] | None = None
+    stop: Annotated[list[_Text] | None, BeforeValidator(_stops)] = None
     temperature: _Number | None = None
     top_p: _Number | None = None
     top_k: int | None = None

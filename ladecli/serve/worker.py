@@ -7,10 +7,11 @@ hands it jobs and takes the parts.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ..events import TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
+from ..session.chat_template import GREETING
 from ..session.text import REPLACEMENT, bytes_of, speller
 from ..view.terminal import Terminal
 from .figures import Figures
@@ -86,6 +88,15 @@ class Worker:
         """Let the answer under way come to its end within `GRACE`, and take no other."""
         self.until = min(self.until, time.monotonic() + GRACE)
 
+    def check_chats(self) -> None:
+        """See whether the plainest chat can be answered.
+
+        Raises:
+            UsageError: there is no chat template, or it refuses that.
+        """
+        plain = ChatWanted.model_validate_json(json.dumps({"messages": GREETING}))
+        self._prompt(plain, self._request)
+
     def run(self, pressed: Callable[[], bool]) -> None:
         """Answer jobs until `stop`, and refuse those that still wait then.
 
@@ -121,7 +132,7 @@ class Worker:
                 ):
                     job.give(part)
         except Exception as error:
-            refusal = _refusal(error)
+            refusal = _refusal(error, wanted.options if wanted else ())
             outcome = "refused" if refusal.status_code < 500 else "failed"
             job.give(refusal)
             if isinstance(error, DeviceLostError | RankError):
@@ -224,12 +235,15 @@ def ending() -> Refused:
     return Refused(503, "the server is ending; ask again when it is back", code="server_ending")
 
 
-def _refusal(error: Exception) -> Refused:
-    """An error as the client hears it."""
+def _refusal(error: Exception, given: Container[str]) -> Refused:
+    """An error as the client hears it, who has given some options."""
     if isinstance(error, Refused):
         return error
     wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
     message = one_line(describe_error(error))
+    flag, _, fault = message.partition(" ")
+    if (field := flag.replace("-", "_")) in given:  # it begins with the option's name
+        return Refused(400, f"{field} {fault}", field)
     return Refused(400 if wrong_input else 500, message)
 
 
@@ -247,7 +261,7 @@ def _ends(tally: Tally, settings: Settings) -> dict[str, Any]:
         "tokens_per_second": tally.tokens_per_second,
         "accepted": dict(sorted(tally.accepted.items())),
         "speedup": tally.speedup or None,
-        "speedup_from": "measured" if tally.measured else "estimated",
+        "speedup_from": tally.speedup_from,
         "seconds": {"prefill": tally.prefill_seconds, "decode": tally.decode_seconds},
         "seed": None if settings.sampling.greedy else settings.sampling.seed,
     }
