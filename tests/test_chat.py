@@ -363,6 +363,8 @@ REFUSED = (
     ('/set stop ""', "stop needs a text"),
     ("/set strategy magic", "unknown strategy 'magic'; use one of"),
     ("/set dtype float16", "dtype can only be set at start"),
+    ("/set system Be brief.", "/system TEXT changes it"),
+    ("/set draft-text a.txt", "/draft FILE adds one"),
     ("/set origins x", "no option 'origins'"),
     ("/profile moon", "unknown profile 'moon'; known profiles: "),
     ("/show nothing-like-it", "no option 'nothing-like-it'; one of strategy, "),

@@ -187,7 +187,9 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "listed layers": (stating("config.json", num_hidden_layers=[0]), "num_hidden_layers is [0]"),
     "length": (stating("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),
     "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
-    "activation": (stating("config.json", hidden_act="silo"), "config.json is damaged"),
+    "activation": (stating("config.json", hidden_act="silo"), "damaged (hidden_act is 'silo')"),
+    "type": (stating("config.json", dtype="float31"), "its dtype is no type of torch"),
+    "end": (stating("config.json", eos_token_id="x"), "<class 'NoneType'>)); download"),
 }
 
 

@@ -28,6 +28,13 @@ LIVE = (
     *("reasoning", "markdown", "token-colors", "stats"),
 )
 """Options that a chat can change, by their names."""
+_COMMANDS = {
+    "system": "/system TEXT changes it",
+    "model": "/model NAME goes on with another",
+    "draft-text": "/draft FILE adds one",
+    "message": "type it",
+}
+"""Options that a chat changes in another way."""
 _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text"}
 
 
@@ -79,6 +86,8 @@ def known(name: str) -> Setting:
         UsageError: there is none.
     """
     setting = find_option(name)
+    if setting.name in _COMMANDS:
+        raise UsageError(f"{setting.name} is no option of /set; {_COMMANDS[setting.name]}")
     if setting.name not in LIVE:
         raise UsageError(
             f"{setting.name} can only be set at start: leave, and restart with lade chat"

@@ -137,6 +137,9 @@ def find_adapters(
         LoadError: an adapter is none, cannot be merged, or its base is not named or not there.
     """
     own = find(name, revision, ask=ask)
+    for each in given:
+        if each.startswith((".", "/", "~")) and not Path(each).expanduser().exists():
+            raise LoadError(f"--adapter {each}: there is no such folder; check the path")
     others = [find(each, ask=ask) for each in given]
     for each, found in zip(given, others, strict=True):
         if found is None and (not early or Path(hub.resolve(each)).exists()):

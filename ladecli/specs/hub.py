@@ -36,8 +36,10 @@ from .model_files import (
     check_config,
     check_gguf,
     damage,
+    key_of,
     missing,
     naming,
+    read_object,
     stored_tensors,
     version,
 )
@@ -73,6 +75,8 @@ _BY_WORDS = {
     "not recognize this architecture": "{name}: transformers {version} knows no models of its type;"
     " a newer one may: pip install -U transformers",
     "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
+    "module 'torch' has no attribute": "{name}: config.json is damaged (its dtype is no type of"
+    " torch); download or copy it again",
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
     " --trust-remote-code",
 }
@@ -304,14 +308,20 @@ def explain(
     if folder is not None and (damaged := damage(folder)) is not None:
         return f"{name}: {damaged}; download or copy it again"
     if any(isinstance(each, hub_errors.StrictDataclassError) for each in chain):
-        why = first_line(error.__cause__ or error).rstrip(".")
+        # After the fault there may be what every type that was tried says of it.
+        why = first_line(error.__cause__ or error).partition(". Errors: ")[0].rstrip(".")
         return f"{name}: config.json is damaged ({why}); download or copy it again"
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
             return meaning.format(name=name, version=version("transformers"))
     file = "tokenizer.json" if "tokenizer" in part else "config.json"
     if isinstance(error, KeyError) and folder is not None and (folder / file).is_file():
-        return f"{name}: {file} is damaged ({first_line(error)}); download or copy it again"
+        key = key_of(error.args[0], read_object(folder / file)) if error.args else None
+        why = f"{key} is {error.args[0]!r}" if key else first_line(error)
+        return (
+            f"{name}: {file} is damaged ({why}), or for a newer transformers; download or copy it"
+            " again, or pip install -U transformers"
+        )
     if "tokenizer" in part and folder is not None and not (folder / "tokenizer.json").is_file():
         return (
             f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"

@@ -251,6 +251,17 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
+def key_of(value: Any, found: Any) -> str | None:
+    """The key that has a value in what a JSON file holds, however deep; None if none has."""
+    pairs = found.items() if isinstance(found, dict) else enumerate(found)
+    for key, each in pairs:
+        if each == value and isinstance(key, str):
+            return key
+        if isinstance(each, dict | list) and (inner := key_of(value, each)):
+            return inner
+    return None
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files of weights that transformers would read, whether they exist or not.
 

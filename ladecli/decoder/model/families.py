@@ -206,7 +206,7 @@ def model_facts(config: Any) -> ModelFacts:
             f"config.json has {text.num_hidden_layers} layers: it is damaged; download it again"
         )
     boundary, longest = _rope_limits(text)
-    limits = [n for n in (getattr(text, "max_position_embeddings", None), longest) if n]
+    limits = [n for n in (getattr(text, "max_position_embeddings", None), longest) if n and n > 0]
     why_no_trees = no_trees(config)
     kinds = getattr(text, "layer_types", None)
     slides = kinds is None or "sliding_attention" in kinds
