@@ -125,7 +125,7 @@ def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> N
     other = tmp_path / "other.json"
     other.write_text(saved.read_text())
     chat = talk("Hello", "/model demo", f"/load {other}", options="-n 5")
-    assert "2 messages that no file has" in chat.told[0]
+    assert "2 messages that you have not saved" in chat.told[0]
     assert len(chat.conversation.messages) == 2
 
 
@@ -312,7 +312,7 @@ def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(talk: Lade, tmp_
 @pytest.mark.slow
 def test_a_full_context_forgets_the_oldest_turns(talk: Lade, tmp_path: Path) -> None:
     options = f"-n 40 --max-context 200 --system Brief. --trace {tmp_path / 'trace'}"
-    chat = talk(*QUESTIONS, "x", options=options)
+    chat = talk(*QUESTIONS, "x", options=options, home=tmp_path)
     assert "no longer sees the oldest 2 messages" in chat.err
     assert chat.conversation.forgotten == 2
     assert len(chat.said) == 8, "what is forgotten can still be saved"
@@ -320,6 +320,8 @@ def test_a_full_context_forgets_the_oldest_turns(talk: Lade, tmp_path: Path) -> 
     assert "Brief." in prompt
     assert QUESTIONS[0] not in prompt
     assert QUESTIONS[1] in prompt
+    talk("x", options=f"-n 3 --continue --trace {tmp_path / 'more'}", home=tmp_path)
+    assert QUESTIONS[0] in prompt_of(tmp_path / "more"), "where there is more room"
     assert talk(f"/load {chat.file}", "/regenerate", options=options).said == chat.said
 
 

@@ -133,7 +133,9 @@ class Chat:
 
     def go_on(self, kept: Kept) -> None:
         """Take what a chat before this one has handed on."""
-        self.conversation, self.saved, self.file, self.page, attached = kept
+        conversation, self.saved, self.file, self.page, attached = kept
+        # This model may have room for what the one before could no longer see.
+        self.conversation = replace(conversation, forgotten=0)
         self.attached = [*attached]
 
     @property
@@ -145,8 +147,10 @@ class Chat:
 
     @property
     def unsaved(self) -> bool:
-        """Whether there are messages that no file has."""
-        return bool(self.conversation.messages) and self.conversation is not self.saved
+        """Whether there are messages that the user has not saved."""
+        # What a model no longer sees may have changed with the model.
+        saved = self.saved and replace(self.saved, forgotten=self.conversation.forgotten)
+        return bool(self.conversation.messages) and self.conversation != saved
 
     def note(self, line: str) -> None:
         """A remark on stderr."""
