@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import inspect
 import io
 import logging
@@ -34,6 +35,8 @@ _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""
 _WITH_A_BROKEN_FILE = ("config init", "config path", "doctor")
 """Commands that mend a config file, or say what is wrong with it."""
+_UNWRITTEN = "not all of the output could be written"
+_FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 
 
 class _Commands(TyperGroup):
@@ -219,6 +222,8 @@ def run() -> int:
             raise
         # A terminal that was closed takes no output: there is nowhere to report it.
     flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
+    if flushed == [False, True] and code == 0:
+        print(f"lade: {_UNWRITTEN}", file=sys.stderr, flush=True)
     if "ladecli.specs.placement" in sys.modules:
         sys.modules["ladecli.specs.placement"].remove_offloaded()
     return code if all(flushed) else code or LadeError.exit_code
@@ -229,9 +234,10 @@ def entry(arguments: list[str] | None = None) -> int:
 
     Every error becomes one line here.
     """
-    # A closed stream gets somewhere to go, and text that it cannot encode a stand-in.
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (lives as long as we do)
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    # Where stdout is closed an answer is lost, and must not seem to have arrived; text that cannot
+    # be encoded gets a stand-in.
+    sys.stdout = sys.stdout or open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  (both live as long as we do)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -258,8 +264,12 @@ def entry(arguments: list[str] | None = None) -> int:
         if isinstance(error, Error):
             bad_input = isinstance(error, UsageError | ConfigError | PromptError)
             return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
-        where = "" if isinstance(error, OSError) else "; --debug shows where"
-        return _failed(describe_error(error) + where, LadeError.exit_code)
+        if not isinstance(error, OSError):
+            return _failed(f"{describe_error(error)}; --debug shows where", LadeError.exit_code)
+        # Only what is no file of a name is written without one.
+        lost = error.filename is None and error.errno in _FULL_OR_CLOSED
+        why = f"{_UNWRITTEN}: {error.strerror}" if lost else describe_error(error)
+        return _failed(why, LadeError.exit_code)
 
 
 def _refused(error: TyperException, arguments: list[str]) -> str:

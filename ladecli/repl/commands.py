@@ -250,7 +250,9 @@ def load(chat: Chat, name: str) -> None:
     chat.check_template(loaded)
     if chat.unsaved and chat.reader.interactive:
         count = counted(len(chat.conversation.messages), "message")
-        raise UsageError(f"this chat has {count} that you have not saved; /save FILE or /reset first")
+        raise UsageError(
+            f"this chat has {count} that you have not saved; /save FILE or /reset first"
+        )
     chat.conversation = chat.saved = loaded
     chat.file, chat.page = _path(name), None
     chat.note(f"loaded {loaded.summary(LINE)}")
