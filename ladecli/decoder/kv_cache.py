@@ -7,6 +7,8 @@ that is broken off at any point leaves the cache valid.
 
 from __future__ import annotations
 
+import math
+import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,7 +133,7 @@ class KVCache:
         made: list[Tensor] = []
         for number, ((heads, size, dtype, device), rows) in enumerate(self._rows.items()):
             # Zeros: a masked NaN would still poison a sum.
-            new = torch.zeros((len(rows), heads, slots, size), dtype=dtype, device=device)
+            new = _zeros((len(rows), heads, slots, size), dtype, device)
             if self.tensors:
                 new[..., : self.length, :] = self.tensors[number][..., : self.length, :]
             made.append(new)
@@ -168,6 +170,19 @@ class KVCache:
         self.generation += 1
         self.tensors = []
         self._layers.clear()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU in pages of their own, which take no memory before they are written to, and
+    go back to the system with the tensor."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    except OSError as error:
+        raise MemoryError(*error.args) from error
+    storage = torch.asarray(pages, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 def _whole(slots: int) -> int:

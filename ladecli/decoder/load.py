@@ -26,6 +26,7 @@ from .model.families import ModelFacts, model_facts
 from .model.form_races import Races
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
+from .model.release import give_back
 from .model.stock import StockModel, input_device
 from .model.transformer import TorchOps, Transformer, can_run
 from .model.trial import Trial
@@ -123,6 +124,8 @@ def load_decoder(
     widths = (*CAPTURED_WIDTHS, prefill_chunk or chunk_on(device.type)) if kernels else ()
     wanted = Wanted(attention, join, pack, races, widths, limit + GROWTH, captured)
     way = find_way(model, facts, wanted)
+    if not on_gpu:
+        give_back()  # what trials took
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices
     if attention == "invariant" and not way.invariant and way.forward.drafts != "none":

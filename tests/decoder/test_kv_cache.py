@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
+import os
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -157,19 +160,19 @@ def test_ctrl_c_while_it_grows_leaves_it_valid() -> None:
 @pytest.mark.parametrize("most", [4, 3, 2])
 def test_growth_makes_do_with_what_memory_has(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the slots, else as many as are needed, else nothing changes."""
-    cache, text, zeros = KVCache(ALIKE), [*range(GROWTH + 1)], torch.zeros
+    cache, text, pages = KVCache(ALIKE), [*range(GROWTH + 1)], mmap.mmap
     write(cache, text)
     cache.keep(range(len(text)))
     assert cache.slots == 2 * GROWTH
 
-    def limited(shape: Any, **options: Any) -> torch.Tensor:
-        if shape[2] > most * GROWTH:
-            raise torch.OutOfMemoryError
-        return zeros(shape, **options)
+    def limited(place: int, size: int) -> mmap.mmap:
+        if size > most * GROWTH * sum(tensor[:, :, 0].nbytes for tensor in cache.tensors):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return pages(place, size)
 
-    monkeypatch.setattr(torch, "zeros", limited)
+    monkeypatch.setattr(mmap, "mmap", limited)
     generation = cache.generation
-    with pytest.raises(torch.OutOfMemoryError) if most == 2 else contextlib.nullcontext():
+    with pytest.raises(MemoryError) if most == 2 else contextlib.nullcontext():
         cache.reserve(2 * GROWTH + 1)
     assert (cache.generation == generation) == (most == 2)
     assert cache.slots == most * GROWTH

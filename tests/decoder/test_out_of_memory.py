@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
+import mmap
+import os
 import weakref
 from itertools import pairwise
 from typing import Any
@@ -136,17 +139,18 @@ def test_a_cache_that_cannot_grow_is_used_up_to_its_end(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last token that memory has a slot for is generated."""
-    zeros = torch.zeros
+    pages, sizes = mmap.mmap, list[int]()
 
-    def limited(*shape: Any, **options: Any) -> torch.Tensor:
-        if isinstance(shape[0], tuple) and shape[0][-2] > GROWTH:
-            raise RuntimeError(CPU)
-        return zeros(*shape, **options)
+    def limited(place: int, size: int) -> mmap.mmap:
+        sizes.append(size)
+        if size > sizes[0]:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return pages(place, size)
 
     decoder = oracle(lambda seen: (seen[-1] * 5 + 1) % 12, 12, context=4096, chunk=64)
     config = LookaheadConfig(4, 3, 4, 30)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "zeros", limited)
+        patch.setattr(mmap, "mmap", limited)
         events = run(decoder, PROMPT * 7, strategy, config, limits=Limits(300))
     assert reason_of(events) == "memory"
     assert len(PROMPT * 7) + len(ids_of(events)) == GROWTH + 1

@@ -33,7 +33,7 @@ LARGEST_BLOCK = 16
 LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
-"""Of a weight that is quantised: an embedding in float32 would be the largest thing in memory."""
+"""Of a weight that is quantised: a head in float32 would be the largest thing in memory."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
 _ENGINE_IS_OURS = Lock()
@@ -52,9 +52,9 @@ def has_vnni() -> bool:
 
 @torch.no_grad()
 def quantise(model: Any) -> None:
-    """Let the linear layers and the embedding of a model hold 8 bits, one after the other.
+    """Let the linear layers of a model hold 8 bits, one after the other.
 
-    What else there is keeps its type.
+    What else there is keeps its type; the embedding's rows are float32 as they are looked up.
     """
     embedding, files = model.get_input_embeddings(), mapped_files(model)
     found = [
@@ -67,7 +67,7 @@ def quantise(model: Any) -> None:
     found.sort(key=lambda each: each[2].weight.numel())
     while found:
         parent, name, module = found.pop()
-        made = Int8Linear(module) if isinstance(module, nn.Linear) else Int8Embedding(module)
+        made = Int8Linear(module) if isinstance(module, nn.Linear) else StoredEmbedding(module)
         setattr(parent, name, made)
         del module  # and with it the weight, where no file has it
         give_back(files)
@@ -147,27 +147,25 @@ def share_product(parts: Sequence[Int8Linear]) -> Form:
     return product
 
 
-class Int8Embedding(nn.Module):
+class StoredEmbedding(nn.Module):
     """An embedding whose rows are made plain as they are looked up, and scaled where the family
     (Gemma) has that.
 
-    Attributes:
-        weight: int8 [vocabulary, n].
-        scales: of its rows, float32 [vocabulary].
-    """
+    A text takes few of them: where they are part of a mapped file, no memory holds the others.
 
-    weight: Tensor
-    scales: Tensor
+    Attributes:
+        weight: as the checkpoint has it [vocabulary, n]; no parameter, for these get other types.
+        scale: of all rows.
+    """
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        values, scales = integers(embedding.weight, rotation(1))  # rows are looked up as they are
-        self.register_buffer("weight", values)
-        self.register_buffer("scales", scales * getattr(embedding, "embed_scale", 1.0))
+        self.weight = embedding.weight.detach()
+        self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
-        return self.weight[ids] * self.scales[ids][..., None]
+        return self.weight[ids].float() * self.scale
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:
