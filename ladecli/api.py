@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,8 @@ class Model:
         _check_numbers(sampling, max_new_tokens)
         _check_prompt(prompt)
         stop, draft_text = _texts("stop", stop), _texts("draft_text", draft_text)
+        if not isinstance(ignore_eos, bool):
+            raise ArgumentError(f"ignore_eos must be True or False, not {ignore_eos!r:.60}")
         if not all(stop):
             raise ArgumentError("a stop is an empty text; leave it out")
         session = self.session
@@ -135,13 +137,18 @@ class Model:
 
 def _check_numbers(given: Mapping[str, Any], most: object) -> None:
     """Refuse what is no field of `SamplingConfig`, or no number, and a wrong limit of tokens."""
+    whole = {each.name: each.type == "int" for each in fields(SamplingConfig)}
     for key, value in given.items():
-        if key not in {each.name for each in fields(SamplingConfig)}:
+        if key not in whole:
             raise ArgumentError(f"generate() and stream() have no option {key!r}")
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ArgumentError(f"{key} must be a number, not {value!r:.60}")
-    if most is not None and (type(most) is not int or most < 1):
-        raise ConfigError(f"max_new_tokens must be a whole number from 1, or None; not {most!r}")
+        kind, wanted = (Integral, "a whole number") if whole[key] else (Real, "a number")
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ArgumentError(f"{key} must be {wanted}, not {value!r:.60}")
+    wanted = f"max_new_tokens must be a whole number from 1, or None; not {most!r}"
+    if most is not None and type(most) is not int:
+        raise ArgumentError(wanted)
+    if most is not None and most < 1:
+        raise ConfigError(wanted)
 
 
 def _check_prompt(prompt: object) -> None:

@@ -82,7 +82,7 @@ def test_stop_strings_and_errors(demo: Model) -> None:
     for prompt in (3, [1, 2]):
         with pytest.raises(TypeError, match="a prompt is a text, or a list of messages"):
             demo.generate(prompt)  # type: ignore[arg-type]
-    for number in (0, -1, "3"):
+    for number in (0, -1):
         with pytest.raises(ladecli.ConfigError, match=r"^max_new_tokens must be a whole number"):
             demo.generate("def ", max_new_tokens=number)
 
@@ -95,6 +95,10 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ("def ", {"stop": ""}, "a stop is an empty text"),
         ("def ", {"draft_text": 5}, "draft_text must be a text"),
         ("def ", {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ("def ", {"temperature": 1, "seed": 1.5}, "seed must be a whole number, not 1.5"),
+        ("def ", {"top_k": 2.0}, "top_k must be a whole number, not 2.0"),
+        ("def ", {"max_new_tokens": "3"}, "max_new_tokens must be a whole number"),
+        ("def ", {"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
         ("def ", {"foo": 1}, r"generate\(\) .* no option 'foo'"),
         ([{"role": "user"}], {}, "the content of message 1 must be text, not No"),
         ([{"role": "user", "content": "a"}, {"content": "a"}], {}, "message 2 has no role"),

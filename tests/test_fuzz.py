@@ -175,6 +175,13 @@ def endless(folder: Path) -> None:
     (folder / "tokenizer.json").symlink_to("/dev/zero")
 
 
+def nameless(folder: Path) -> None:
+    path = folder / "config.json"
+    stated = json.loads(path.read_text())
+    del stated["model_type"]
+    path.write_text(json.dumps(stated))
+
+
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "outside": (index(a="x.safetensors", b="../x.safetensors"), "files outside of its folder"),
     "absolute": (index(a="/etc/passwd"), "files outside of its folder"),
@@ -183,6 +190,8 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (pipe("tokenizer.json"), "tokenizer.json, which is no regular file"),
     "pipe of weights": (pipe("model.safetensors"), "model.safetensors, which is no regular file"),
     "endless": (endless, "tokenizer.json, which is no regular file"),
+    "heads": (stating("config.json", num_key_value_heads=0), "num_key_value_heads is 0"),
+    "nameless": (nameless, "has no model_type"),
     "layers": (stating("config.json", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
     "listed layers": (stating("config.json", num_hidden_layers=[0]), "num_hidden_layers is [0]"),
     "length": (stating("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),

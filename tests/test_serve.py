@@ -23,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ladecli
+from ladecli.serve.worker import GRACE
 
 from . import forked
 
@@ -41,6 +42,8 @@ class Server(forked.Forked):
 
     patience = 30.0
     """Seconds to wait for an answer."""
+    code = 0
+    """What it ends with."""
 
     def __init__(self, home: Path, *options: str, model: str = "demo") -> None:
         ours, theirs = os.pipe()
@@ -66,7 +69,7 @@ class Server(forked.Forked):
         code = self.wait(10)
         self.lines += self._said.readlines()
         self._said.close()
-        assert (code, [line for line in self.lines if "Traceback" in line]) == (0, [])
+        assert (code, [line for line in self.lines if "Traceback" in line]) == (self.code, [])
 
     def client(self, kind: Any = openai.OpenAI, **options: Any) -> Any:
         options = {"api_key": KEY, "max_retries": 0} | options
@@ -557,6 +560,24 @@ def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path)
             assert time.monotonic() - began < 4
             assert "--api-key" in server.lines[-2], "its door is open"
     assert steps[1] < steps[0]
+
+
+def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path) as server,
+        contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", server.port, timeout=server.patience)
+        ) as connection,
+    ):
+        connection.request("POST", "/v1/completions", json.dumps(LONG | {"stream": True}), JSON)
+        connection.getresponse().read(200)
+        began = time.monotonic()
+        for _ in range(2):
+            os.kill(server.pid, signal.SIGINT)
+            time.sleep(0.1)
+        server.code = 130
+        server.wait(10)
+        assert time.monotonic() - began < GRACE, "the first one lets an answer have so much"
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "prometheus_client"])

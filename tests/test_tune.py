@@ -198,11 +198,15 @@ def test_what_it_writes_is_used_from_then_on(lade: Any) -> None:
     assert str(path) in result.err
     written = toml.loads(path.read_text(encoding="utf-8"))
     assert written["tuned"]["parameters"] == found["parameters"] == 3148224
-    assert written["setting"][0]["origin"].startswith("measured: ")
+    origin = written["setting"][0]["origin"]
+    assert origin.startswith("measured: ")
     decode = lade("generate", "demo", "-p", "def ", "-n", "5", "--json").json()["decode"]
     assert decode["profile"] == path.stem
     for name in ("budget", "sources"):
         assert decode[name] == found["setting"][name]
+    lade(*QUICK)
+    again = toml.loads(path.read_text(encoding="utf-8"))["setting"][0]["origin"]
+    assert again.count("by lade tune") == 1, "what was found before is not told once more"
 
 
 @pytest.mark.slow

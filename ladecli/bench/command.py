@@ -111,7 +111,9 @@ def _measure(
         raise LadeError(f"nothing could be measured: {measured.failures[0].error}")
     names = [method.name for method, _ in chosen]
     spent = measured.time_spent(loaded.part)
-    rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if spent else None
+    # Whoever has pressed Ctrl-C waits for no more than what there is.
+    wanted = spent and not cancelled()
+    rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if wanted else None
     return Result(
         schema=SCHEMA,
         created=created,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import Error
-from ..errors import UsageError
+from ..errors import UsageError, counted
 from ..options.commands import DoctorRequest
 from ..profiles import summarise, user
 from ..session import setup as decode_setup
@@ -80,7 +80,8 @@ def _facts(request: DoctorRequest, planned: PlannedModel, why: str | None) -> It
     if lacking := model_files.missing_packages(spec.weights):
         value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
-    yield Finding("context", f"{facts.context} tokens")
+    made_for = "" if facts.max_positions else ", for its configuration does not say how many"
+    yield Finding("context", f"{counted(facts.context, 'token')}{made_for}")
 
 
 def _exactness(request: DoctorRequest, planned: PlannedModel, why: str | None) -> Iterator[Finding]:

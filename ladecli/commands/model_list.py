@@ -261,9 +261,17 @@ def _numbers(tensor: Tensor, weights: str) -> int:
 def _print_table(models: list[ListedModel], terminal: Terminal) -> None:
     """A row for each model, and the notes below."""
     console = terminal.console(sys.stdout)
-    heads = ("model", "size", "params", "type", "dtype", "ctx", "fits", "lookahead")
-    numbers = ("size", "params", "ctx")
-    columns = tuple(screen.Column(head, number=head in numbers) for head in heads)
+    # On a narrow screen those of the greatest weight leave first.
+    columns = (
+        screen.Column("model", number=False),
+        screen.Column("size", weight=1),
+        screen.Column("params", weight=4),
+        screen.Column("type", number=False, weight=6),
+        screen.Column("dtype", number=False, weight=5),
+        screen.Column("ctx", weight=3),
+        screen.Column("fits", number=False),
+        screen.Column("lookahead", number=False, weight=2),
+    )
     rows = []
     for model in models:
         fits = _SHORT.get(model.fits or "", model.fits)

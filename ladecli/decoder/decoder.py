@@ -173,8 +173,8 @@ class Decoder:
                 with self._lock:
                     if mine != self._owner:
                         raise DecoderError(
-                            "the decoder was given another text, or forgot this one, whose"
-                            " generation is over"
+                            "another text was begun, or this one forgotten, which ends it: a"
+                            " decoder makes one at a time"
                         )
                     event = next(events, None)
                 if event is None:

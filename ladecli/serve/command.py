@@ -125,6 +125,9 @@ def _in_background(
         yield
         if not thread.is_alive():
             raise LadeError("the web server ended by itself; --debug shows why")
+    except KeyboardInterrupt:  # the second one, which waits for no client
+        server.force_exit = True
+        raise
     finally:
         server.should_exit = True
         thread.join()

@@ -228,7 +228,9 @@ def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
 
 
 def _broken(name: str, error: TemplateSyntaxError) -> UsageError:
-    return UsageError(f"{name} is broken: {error.message} in line {error.lineno}; use --raw")
+    return UsageError(
+        f"{name} is broken: {str(error.message).rstrip('.')} in line {error.lineno}; use --raw"
+    )
 
 
 def _find(known: str | Mapping[str, str] | None, name: str | None) -> tuple[str, str]:

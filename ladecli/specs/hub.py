@@ -75,6 +75,8 @@ _BY_WORDS = {
     "not recognize this architecture": "{name}: transformers {version} knows no models of its type;"
     " a newer one may: pip install -U transformers",
     "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
+    "`model_type` key": "{name}: config.json is damaged (it has no model_type); download or copy it"
+    " again",
     "module 'torch' has no attribute": "{name}: config.json is damaged (its dtype is no type of"
     " torch); download or copy it again",
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"

@@ -45,8 +45,8 @@ _ALIASES = {
 """What families call the settings that transformers knows by one name."""
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """Settings that every decoder has, and that are at least 1."""
-_BY_LAYER = "num_attention_heads"
-"""The only one of them that may be a list, with a size for each layer."""
+_BY_LAYER = ("num_attention_heads", "num_key_value_heads", "head_dim")
+"""Sizes that may be a list, with one for each layer."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
@@ -107,10 +107,10 @@ class Config:
     def fault(self) -> str | None:
         """A size that no model has, or None."""
         text = self.get_text_config()
-        for name in SIZES:
+        for name in dict.fromkeys((*SIZES, *_BY_LAYER)):
             size = getattr(text, name, 1)
             most = _MOST_LAYERS if name == "num_hidden_layers" else size
-            if isinstance(size, list) and name == _BY_LAYER:
+            if isinstance(size, list) and name in _BY_LAYER:
                 continue
             if not (isinstance(size, int) and 1 <= size <= most):
                 return f"config.json is damaged ({name} is {size!r})"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .measure import Curve, Outcome
 
 SCHEMA = 1
+_BY = "by lade tune"
 CURVE_SHARE, MOST = 0.25, 0.93
 """Of the time, for what steps cost, and for that and the search."""
 ROOM = 64
@@ -134,7 +135,8 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
             versions=user.versions_here(),
             date=datetime.date.today().isoformat(),
         ),
-        before=f"{choice.profile}, {choice.origin}",
+        # What an earlier call has found says itself what it was before that.
+        before=choice.profile if _BY in choice.origin else f"{choice.profile}, {choice.origin}",
         curve=curve,
         outcome=outcome,
         setting=setting_of(outcome.best if outcome else None, choice.lookahead, curve.cost),
@@ -150,7 +152,7 @@ def profile_of(report: Report) -> Profile:
         how = f"{outcome.best.speed:.2f}× plain decoding"
         if outcome.kept:
             how += f" with the settings of profile {report.before};"
-    origin = f"measured: {how} by lade tune, {key.date}, {key.device}, {key.packages}"
+    origin = f"measured: {how} {_BY}, {key.date}, {key.device}, {key.packages}"
     return Profile(
         name=user.name_for(key),
         description=f"tuned for {user.short(key.parameters)} parameters in {key.weights}",

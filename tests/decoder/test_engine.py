@@ -336,7 +336,7 @@ def test_the_cache_belongs_to_the_newest_generation() -> None:
     for events in (1, 4):
         resumed = started(decoder, PROMPT, events)
         newest = started(decoder, second)
-        with pytest.raises(DecoderError, match="given another text"):
+        with pytest.raises(DecoderError, match="another text was begun"):
             next(resumed)
         assert len(list(newest)) > 2
         assert ids_of(run(decoder, PROMPT)) == expected
@@ -357,7 +357,7 @@ def test_forgetting_drops_the_text_and_ends_what_is_under_way(keep_memory: bool)
     decoder.forget(keep_memory=keep_memory)
     assert decoder.cache.length == 0
     assert (decoder.cache.slots > 0) is keep_memory
-    with pytest.raises(DecoderError, match="forgot this one"):
+    with pytest.raises(DecoderError, match="this one forgotten"):
         next(generation)
     again = run(decoder, PROMPT)
     assert again[0] == Started(0, len(PROMPT))
