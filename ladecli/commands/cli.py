@@ -36,6 +36,7 @@ _ON_RANKS = ("chat", "generate", "bench")
 _WITH_A_BROKEN_FILE = ("config init", "config path", "doctor")
 """Commands that mend a config file, or say what is wrong with it."""
 _UNWRITTEN = "not all of the output could be written"
+# Of a stream; EDQUOT is a full disk, too.
 _FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 
 
@@ -266,7 +267,7 @@ def entry(arguments: list[str] | None = None) -> int:
             return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
         if not isinstance(error, OSError):
             return _failed(f"{describe_error(error)}; --debug shows where", LadeError.exit_code)
-        # Only what is no file of a name is written without one.
+        # Errors of files have a name; what has none was written to stdout.
         lost = error.filename is None and error.errno in _FULL_OR_CLOSED
         why = f"{_UNWRITTEN}: {error.strerror}" if lost else describe_error(error)
         return _failed(why, LadeError.exit_code)

@@ -21,6 +21,9 @@ from .config import GROWTH, NEARLY_ALL
 from .faults import attempt
 from .transfer import to_device
 
+_PRIVATE = {"flags": mmap.MAP_PRIVATE} if sys.platform != "win32" else {}
+"""Pages of this process alone; Windows has no other."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -178,7 +181,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
-        pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **_PRIVATE)
     except OSError as error:
         raise MemoryError(*error.args) from error
     storage = torch.asarray(pages, dtype=torch.uint8).untyped_storage()

@@ -165,10 +165,10 @@ def test_growth_makes_do_with_what_memory_has(most: int, monkeypatch: pytest.Mon
     cache.keep(range(len(text)))
     assert cache.slots == 2 * GROWTH
 
-    def limited(place: int, size: int) -> mmap.mmap:
+    def limited(place: int, size: int, **options: int) -> mmap.mmap:
         if size > most * GROWTH * sum(tensor[:, :, 0].nbytes for tensor in cache.tensors):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return pages(place, size)
+        return pages(place, size, **options)
 
     monkeypatch.setattr(mmap, "mmap", limited)
     generation = cache.generation

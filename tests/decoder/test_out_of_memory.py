@@ -141,11 +141,11 @@ def test_a_cache_that_cannot_grow_is_used_up_to_its_end(
     """The last token that memory has a slot for is generated."""
     pages, sizes = mmap.mmap, list[int]()
 
-    def limited(place: int, size: int) -> mmap.mmap:
+    def limited(place: int, size: int, **options: int) -> mmap.mmap:
         sizes.append(size)
         if size > sizes[0]:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return pages(place, size)
+        return pages(place, size, **options)
 
     decoder = oracle(lambda seen: (seen[-1] * 5 + 1) % 12, 12, context=4096, chunk=64)
     config = LookaheadConfig(4, 3, 4, 30)
