@@ -207,9 +207,11 @@ def check_weights(planned: PlannedModel) -> list[str]:
                 raise LoadError(
                     f"{path.name} is refused: it contains code; get safetensors instead"
                 )
-    # Other formats are unpacked as they are read.
-    headed = bool(paths) and all(each.suffix == ".safetensors" for each in paths)
-    if not headed or planned.spec.weights not in FULL or find_spec("accelerate") is None:
+    # Other formats are unpacked as they are read, and what lacks would be downloaded.
+    headed = bool(paths) and all(each.suffix == ".safetensors" and each.is_file() for each in paths)
+    plain = getattr(planned.config, "quantization_config", None) is None
+    unpacked = "gguf_file" in planned.hub_options or not plain
+    if not headed or unpacked or find_spec("accelerate") is None:
         return []
     with _loading(planned.parts.base, planned.options, progress=False):
         return _from_pretrained(planned, dtype="auto", device_map="meta")[1]

@@ -197,7 +197,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "length": (stating("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),
     "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
     "activation": (stating("config.json", hidden_act="silo"), "damaged (hidden_act is 'silo')"),
-    "type": (stating("config.json", dtype="float31"), "its dtype is no type of torch"),
+    "type": (stating("config.json", dtype="float31"), "damaged (dtype is 'float31')"),
     "end": (stating("config.json", eos_token_id="x"), "<class 'NoneType'>)); download"),
 }
 

@@ -413,6 +413,8 @@ def test_a_template_that_refuses_every_chat_is_told_at_the_start(tmp_path: Path)
     with Server(tmp_path, "--chat-template", str(template)) as server:
         assert "chats will be refused" in server.lines[0]
         assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
+    with Server(tmp_path, "--system", "word " * 90, "--max-context", "64") as server:
+        assert "the context holds 64" in server.lines[0]
 
 
 def test_what_changes_nothing_is_ignored(server: Server) -> None:
@@ -571,10 +573,10 @@ def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     ):
         connection.request("POST", "/v1/completions", json.dumps(LONG | {"stream": True}), JSON)
         connection.getresponse().read(200)
+        os.kill(server.pid, signal.SIGINT)
+        time.sleep(0.1)
+        os.kill(server.pid, signal.SIGINT)
         began = time.monotonic()
-        for _ in range(2):
-            os.kill(server.pid, signal.SIGINT)
-            time.sleep(0.1)
         server.code = 130
         server.wait(10)
         assert time.monotonic() - began < GRACE, "the first one lets an answer have so much"

@@ -37,7 +37,7 @@ _WITH_A_BROKEN_FILE = ("config init", "config path", "doctor")
 """Commands that mend a config file, or say what is wrong with it."""
 _UNWRITTEN = "not all of the output could be written"
 # Of a stream; EDQUOT is a full disk, too.
-_FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
+_FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 class _Commands(TyperGroup):

@@ -178,11 +178,11 @@ class KVCache:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU in pages of their own, which take no memory before they are written to, and
     go back to the system with the tensor."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
         pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **_PRIVATE)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(*error.args) from error
     storage = torch.asarray(pages, dtype=torch.uint8).untyped_storage()
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)

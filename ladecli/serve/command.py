@@ -89,10 +89,8 @@ def _serve(
     shown = f"[{address}]" if ":" in address else address
     if not is_loopback(address) and request.api_key is None:
         terminal.say(f"everyone who reaches {shown} may use the model; --api-key asks for a key")
-    try:
-        worker.check_chats()
-    except UsageError as error:
-        terminal.say(f"chats will be refused: {error}")
+    if why := worker.refuses_chats:
+        terminal.say(f"chats will be refused: {why}")
     with ctrl_c(signal.SIGTERM) as pressed, _in_background(server, listener, worker.stop):
         terminal.say(f"{worker.name} answers at http://{shown}:{port}/v1; Ctrl-C ends it")
         worker.run(pressed)

@@ -88,14 +88,15 @@ class Worker:
         """Let the answer under way come to its end within `GRACE`, and take no other."""
         self.until = min(self.until, time.monotonic() + GRACE)
 
-    def check_chats(self) -> None:
-        """See whether the plainest chat can be answered.
-
-        Raises:
-            UsageError: there is no chat template, or it refuses that.
-        """
+    @property
+    def refuses_chats(self) -> str | None:
+        """Why not even the plainest chat can be answered; None where it can."""
         plain = ChatWanted.model_validate_json(json.dumps({"messages": GREETING}))
-        self._prompt(plain, self._request)
+        try:
+            self._prompt(plain, self._request)
+        except (UsageError, Refused) as error:
+            return error.detail if isinstance(error, Refused) else str(error)
+        return None
 
     def run(self, pressed: Callable[[], bool]) -> None:
         """Answer jobs until `stop`, and refuse those that still wait then.
@@ -242,7 +243,8 @@ def _refusal(error: Exception, given: Container[str]) -> Refused:
     wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
     message = one_line(describe_error(error))
     flag, _, fault = message.partition(" ")
-    if (field := flag.replace("-", "_")) in given:  # it begins with the option's name
+    # Such a message begins with the option's name.
+    if wrong_input and (field := flag.replace("-", "_")) in given:
         return Refused(400, f"{field} {fault}", field)
     return Refused(400 if wrong_input else 500, message)
 

@@ -77,8 +77,6 @@ _BY_WORDS = {
     "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
     "`model_type` key": "{name}: config.json is damaged (it has no model_type); download or copy it"
     " again",
-    "module 'torch' has no attribute": "{name}: config.json is damaged (its dtype is no type of"
-    " torch); download or copy it again",
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
     " --trust-remote-code",
 }
@@ -313,6 +311,9 @@ def explain(
         # After the fault there may be what every type that was tried says of it.
         why = first_line(error.__cause__ or error).partition(". Errors: ")[0].rstrip(".")
         return f"{name}: config.json is damaged ({why}); download or copy it again"
+    stated = read_object(folder / "config.json").get("dtype") if folder is not None else None
+    if stated and f"module 'torch' has no attribute {stated!r}" in str(error):
+        return f"{name}: config.json is damaged (dtype is {stated!r}); download or copy it again"
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
             return meaning.format(name=name, version=version("transformers"))

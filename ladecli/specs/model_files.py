@@ -255,7 +255,7 @@ def key_of(value: Any, found: Any) -> str | None:
     """The key that has a value in what a JSON file holds, however deep; None if none has."""
     pairs = found.items() if isinstance(found, dict) else enumerate(found)
     for key, each in pairs:
-        if each == value and isinstance(key, str):
+        if type(each) is type(value) and each == value and isinstance(key, str):
             return key
         if isinstance(each, dict | list) and (inner := key_of(value, each)):
             return inner

@@ -52,7 +52,8 @@ def spec_of(
     """What memory and speed depend on, of a model without weights; `dtype` is of activations.
 
     A checkpoint that is quantized already stays as it is, whatever `quantize` says.  With
-    `everything` the embedding and the last layer are quantised, too, each for itself.
+    `everything` the embedding and the last layer count as quantised, too, each for itself; the
+    embedding takes twice that, or where its file is mapped next to nothing.
     """
     config, text = model.config, model.config.get_text_config(decoder=True)
     compute = str(dtype).removeprefix("torch.")

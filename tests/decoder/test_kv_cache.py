@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -155,6 +157,23 @@ def test_ctrl_c_while_it_grows_leaves_it_valid() -> None:
         cache.keep([1])
         assert contents(cache) == [1, 2, 3, 4]
     assert line > 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_write_into_its_parents_cache() -> None:
+    cache = KVCache(ALIKE)
+    write(cache, [1, 2])
+    cache.keep([0, 1])
+    before = [tensor.clone() for tensor in cache.tensors]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
+        child = os.fork()
+    if child == 0:
+        for tensor in cache.tensors:
+            ctypes.memset(tensor.data_ptr(), 1, tensor.nbytes)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(map(torch.equal, cache.tensors, before))
 
 
 @pytest.mark.parametrize("most", [4, 3, 2])

@@ -54,7 +54,7 @@ def has_vnni() -> bool:
 def quantise(model: Any) -> None:
     """Let the linear layers of a model hold 8 bits, one after the other.
 
-    What else there is keeps its type; the embedding's rows are float32 as they are looked up.
+    The embedding's rows have 16; what else there is keeps its type.
     """
     embedding, files = model.get_input_embeddings(), mapped_files(model)
     found = [
@@ -67,8 +67,11 @@ def quantise(model: Any) -> None:
     found.sort(key=lambda each: each[2].weight.numel())
     while found:
         parent, name, module = found.pop()
-        made = Int8Linear(module) if isinstance(module, nn.Linear) else StoredEmbedding(module)
-        setattr(parent, name, made)
+        if isinstance(module, nn.Linear):
+            setattr(parent, name, Int8Linear(module))
+        else:
+            in_file = any(file.holds(module.weight) for file in files)
+            setattr(parent, name, HalfEmbedding(module, in_file=in_file))
         del module  # and with it the weight, where no file has it
         give_back(files)
 
@@ -147,25 +150,32 @@ def share_product(parts: Sequence[Int8Linear]) -> Form:
     return product
 
 
-class StoredEmbedding(nn.Module):
-    """An embedding whose rows are made plain as they are looked up, and scaled where the family
-    (Gemma) has that.
+class HalfEmbedding(nn.Module):
+    """An embedding whose rows have 16 bits, are made plain as they are looked up, and scaled where
+    the family (Gemma) has that.
 
-    A text takes few of them: where they are part of a mapped file, no memory holds the others.
+    Args:
+        embedding: what it is made of.
+        in_file: whether its weight is part of a mapped file, which stays as it is: a text takes few
+            rows, and no memory holds the others.
 
     Attributes:
-        weight: as the checkpoint has it [vocabulary, n]; no parameter, for these get other types.
+        weight: [vocabulary, n]; no parameter, for these get other types.
+        kind: what its rows are rounded to.
         scale: of all rows.
     """
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, embedding: nn.Embedding, *, in_file: bool) -> None:
         super().__init__()
-        self.weight = embedding.weight.detach()
+        weight = embedding.weight.detach()
+        self.kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
+        # A part of a file that was written to would keep all of it.
+        self.weight = weight if in_file else weight.to(self.kind, copy=True)
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
-        return self.weight[ids].float() * self.scale
+        return self.weight[ids].to(self.kind).float() * self.scale
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:

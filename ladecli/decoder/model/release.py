@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class MappedFile(NamedTuple):
@@ -24,6 +24,10 @@ class MappedFile(NamedTuple):
     size: int
     part: torch.UntypedStorage
     """Of a weight: as long as it is held, nothing else gets these addresses."""
+
+    def holds(self, weight: Tensor) -> bool:
+        """Whether a weight is part of it."""
+        return self.address <= weight.data_ptr() < self.address + self.size
 
 
 def mapped_files(model: nn.Module) -> list[MappedFile]:
