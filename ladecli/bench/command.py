@@ -93,8 +93,7 @@ def _measure(
     from ..specs.device import measure_rates
     from .measure import Measurement  # and with it torch, which is loaded by now
 
-    created, loaded = now(), session.loaded
-    choice = session.choice
+    created, loaded, choice = now(), session.loaded, session.choice
     request = replace(request, max_new_tokens=request.new_tokens)
     chosen, refused = methods.choose(request, choice, loaded.defaults.greedy, swept)
     template = request.template(session.has_template) if prompts is not None else None
@@ -111,7 +110,6 @@ def _measure(
         raise LadeError(f"nothing could be measured: {measured.failures[0].error}")
     names = [method.name for method, _ in chosen]
     spent = measured.time_spent(loaded.part)
-    # Whoever has pressed Ctrl-C waits for no more than what there is.
     wanted = spent and not cancelled()
     rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if wanted else None
     return Result(

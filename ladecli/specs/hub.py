@@ -311,26 +311,34 @@ def explain(
         # After the fault there may be what every type that was tried says of it.
         why = first_line(error.__cause__ or error).partition(". Errors: ")[0].rstrip(".")
         return f"{name}: config.json is damaged ({why}); download or copy it again"
-    stated = read_object(folder / "config.json").get("dtype") if folder is not None else None
-    if stated and f"module 'torch' has no attribute {stated!r}" in str(error):
-        return f"{name}: config.json is damaged (dtype is {stated!r}); download or copy it again"
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
             return meaning.format(name=name, version=version("transformers"))
     file = "tokenizer.json" if "tokenizer" in part else "config.json"
-    if isinstance(error, KeyError) and folder is not None and (folder / file).is_file():
-        key = key_of(error.args[0], read_object(folder / file)) if error.args else None
-        why = f"{key} is {error.args[0]!r}" if key else first_line(error)
-        return (
-            f"{name}: {file} is damaged ({why}), or for a newer transformers; download or copy it"
-            " again, or pip install -U transformers"
-        )
+    if folder is not None and (unknown := _unknown_value(folder / file, error)):
+        fix = "download or copy it again, or pip install -U transformers"
+        return f"{name}: {file} is damaged ({unknown}), or for newer libraries; {fix}"
     if "tokenizer" in part and folder is not None and not (folder / "tokenizer.json").is_file():
         return (
             f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
             " weights, or pip install sentencepiece protobuf tiktoken"
         )
     return f"{name}{': ' if part else ''}{part} cannot be loaded: {first_line(error)}"
+
+
+def _unknown_value(path: Path, error: BaseException) -> str | None:
+    """The key and the value in a file that a library's tables do not have; None if it is another
+    error."""
+    if not path.is_file():
+        return None
+    found = read_object(path)
+    dtype = found.get("dtype")
+    if dtype and f"module 'torch' has no attribute {dtype!r}" in str(error):
+        return f"dtype is {dtype!r}"
+    if not isinstance(error, KeyError):
+        return None
+    key = key_of(error.args[0], found) if error.args else None
+    return f"{key} is {error.args[0]!r}" if key else first_line(error)
 
 
 def _suggest(name: str) -> str:
