@@ -198,7 +198,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
     "activation": (stating("config.json", hidden_act="silo"), "damaged (hidden_act is 'silo')"),
     "type": (stating("config.json", dtype="float31"), "damaged (dtype is 'float31')"),
-    "end": (stating("config.json", eos_token_id="x"), "<class 'NoneType'>)); download"),
+    "end": (stating("config.json", eos_token_id="x"), "eos_token_id"),
 }
 
 

@@ -36,8 +36,8 @@ _ON_RANKS = ("chat", "generate", "bench")
 _WITH_A_BROKEN_FILE = ("config init", "config path", "doctor")
 """Commands that mend a config file, or say what is wrong with it."""
 _UNWRITTEN = "not all of the output could be written"
-# Of a stream; EDQUOT is a full disk, too.
 _FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+"""What is wrong with a stream that nothing more can be written to."""
 
 
 class _Commands(TyperGroup):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _BY = "by lade tune"
+"""Of an origin: what wrote it."""
 CURVE_SHARE, MOST = 0.25, 0.93
 """Of the time, for what steps cost, and for that and the search."""
 ROOM = 64
