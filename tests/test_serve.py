@@ -308,12 +308,13 @@ def test_log_probabilities_of_a_chat(server: Server) -> None:
         assert all(likely) == (more == {}), "a penalty is no part of them"
 
 
-def test_parts_of_characters_have_their_bytes(tmp_path: Path) -> None:
-    # Nearly any token may come, from which a server learns that drafts are not worth their time.
-    random = {"max_tokens": 200, "temperature": 50, "top_k": 0, "seed": 1, "ignore_eos": True}
-    options = {"messages": QUESTION, "logprobs": True, "top_logprobs": 1} | random
-    with Server(tmp_path) as server:
-        answer = server.ask("/v1/chat/completions", options)[1]["choices"][0]
+RANDOM = {"max_tokens": 200, "temperature": 50, "top_k": 0, "seed": 1, "ignore_eos": True}
+"""Nearly any token may come: no draft is right."""
+
+
+def test_parts_of_characters_have_their_bytes(server: Server) -> None:
+    options = {"messages": QUESTION, "logprobs": True, "top_logprobs": 1} | RANDOM
+    answer = server.ask("/v1/chat/completions", options)[1]["choices"][0]
     tokens = answer["logprobs"]["content"]
     parts = [each for each in tokens if "bytes:" in each["token"]]
     assert parts
@@ -331,6 +332,7 @@ def test_a_prediction_makes_an_answer_faster(
     known = [{"type": "text", "text": alone["text"]}] if in_parts else alone["text"]
     prediction = {"type": "content", "content": known}
     asked = {"prompt": prompt, "max_tokens": 60, "prediction": prediction}
+    server.ask("/v1/chat/completions", {"messages": QUESTION} | RANDOM)
     found = server.ask("/v1/completions", asked)[1]
     assert found["choices"][0]["text"] == alone["text"]
     assert found["lade"]["steps"] < alone["decode"]["steps"] / 2

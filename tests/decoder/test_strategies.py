@@ -147,7 +147,21 @@ def test_what_a_memory_holds_helps_the_next_generation() -> None:
 # The speculation budget.
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.floats(1.0, 12.0)), max_size=200))
+STEPS = st.lists(st.tuples(st.integers(1, 12), st.floats(1.0, 12.0)), max_size=200)
+"""Tokens and costs of steps with drafts."""
+
+
+@given(STEPS)
+def test_a_text_does_not_pay_for_what_others_lost(steps: list[tuple[int, float]]) -> None:
+    budget = SpeculationBudget()
+    for tokens, cost in steps:
+        budget.update(tokens, cost)
+    kept = budget.balance
+    budget.begin()
+    assert budget.may_draft and budget.balance >= kept
+
+
+@given(STEPS)
 def test_drafts_lose_no_more_than_the_budget(steps: list[tuple[int, float]]) -> None:
     """Also what they are worth at least: drafts that bring what they cost never pause."""
     spent, fair = SpeculationBudget(), SpeculationBudget()

@@ -13,9 +13,10 @@ MAX_DEFICIT = 2.0
 class SpeculationBudget:
     """Keeps drafts from costing more than they bring.
 
-    A step that costs c plain steps and yields t tokens gains t - c.  All texts of a session take
-    at most `INITIAL_BALANCE`, `MAX_DEFICIT`, one step and `LOSS_PER_TOKEN` for each token more
-    than plain decoding, as far as the cost curve is right.
+    A step that costs c plain steps and yields t tokens gains t - c.  Beyond `LOSS_PER_TOKEN` for
+    each token, the first text of a session takes at most `INITIAL_BALANCE`, `MAX_DEFICIT` and one
+    step more than plain decoding, and one that follows losses `MAX_DEFICIT` and one step, as far as
+    the cost curve is right.
 
     Attributes:
         balance: in plain steps.
@@ -23,6 +24,14 @@ class SpeculationBudget:
 
     def __init__(self) -> None:
         self.balance = INITIAL_BALANCE
+
+    def begin(self) -> None:
+        """A text begins: what others lost is no debt of its own.
+
+        When it was, a text after one of random tokens got no draft for 60 tokens, however much of
+        it was known.
+        """
+        self.balance = max(self.balance, 0.0)
 
     @property
     def may_draft(self) -> bool:
@@ -42,7 +51,7 @@ class SpeculationBudget:
     @property
     def may_explore(self) -> bool:
         """Whether candidates may be tried for what they teach, and not only for what they yield."""
-        return self.balance >= 0.0
+        return self.balance > 0.0
 
     def update(self, tokens: int, cost: float) -> None:
         """Account for a step that yielded `tokens` for `cost` plain steps."""

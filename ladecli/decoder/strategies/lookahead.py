@@ -47,6 +47,7 @@ class Lookahead(Strategy):
             self._successors = SAMPLED_SUCCESSORS if self._successors else 0
         if "trajectory" in config.sources:
             self._window = LookaheadWindow(config.window, config.ngram, state.tokens)
+        self._store.budget.begin()
         with self._store.changing():
             for source in self._sources:
                 source.begin(state.tokens)
