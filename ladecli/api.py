@@ -198,6 +198,8 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
         LadeError: the model cannot be loaded; the message says why and what helps.
         UnsupportedModelError: it cannot be decoded here.
     """
+    if not isinstance(name, str | Path):
+        raise ArgumentError(f"name must be a hub id, a folder or demo, not {name!r:.60}")
     known = settings_of(_LoadRequest)
     for key in options.keys() - (known.keys() - {"model", "strategy", "color"}):
         raise ArgumentError(f"load() has no option {key!r}")

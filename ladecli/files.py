@@ -152,10 +152,20 @@ def check(path: Path, option: str) -> None:
     folder = path.resolve().parent
     if not folder.is_dir():
         raise UsageError(f"{option} {path}: the folder {folder} does not exist")
-    # Files are replaced, which takes rights to the folder; devices and pipes are written to.
+    # Files are replaced, which takes a new one in the folder; devices and pipes are written to.
     place = path if is_device(path) else folder
-    if not os.access(place, os.W_OK):
-        raise UsageError(f"{option} {path}: nothing can be written to {place}; choose another")
+    try:
+        if not os.access(place, os.W_OK):
+            raise PermissionError
+        if place == folder:
+            fresh = _fresh(path)
+            fresh.touch(exist_ok=False)
+            fresh.unlink()
+    except OSError as error:
+        why = f" ({error.strerror})" if error.strerror else ""
+        raise UsageError(
+            f"{option} {path}: nothing can be written to {place}{why}; choose another"
+        ) from error
 
 
 def check_new(path: Path, option: str) -> None:
@@ -168,6 +178,11 @@ def check_new(path: Path, option: str) -> None:
 def is_device(path: Path) -> bool:
     """Whether a path is a device or a pipe, which must not be replaced by a file."""
     return path.exists() and not path.is_file()
+
+
+def _fresh(path: Path) -> Path:
+    """A name beside a path that nobody can guess, and plant a link there."""
+    return path.with_name(f".{secrets.token_hex(8)}.tmp")
 
 
 def guarded(path: str, flags: int) -> int:
@@ -192,8 +207,7 @@ def write(path: Path, content: str, option: str, *, private: bool = False) -> No
             path.write_bytes(data)
             return
         target = path.resolve()
-        # Nobody can guess the name, and plant a link there.
-        temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+        temporary = _fresh(target)
         try:
             with open(temporary, "xb", opener=guarded if private else None) as file:
                 file.write(data)

@@ -79,8 +79,8 @@ class _Message(BaseModel):
 
 
 class _Line(BaseModel):
-    """A line of a file; `prompt` comes before `turns`, and those before `messages`, which may begin
-    with a message in place of `system`."""
+    """A line of a file; `prompt` or `turns` comes before `messages`, which may begin with a message
+    in place of `system`."""
 
     id: _Name | None = None
     category: _Name | None = None
@@ -240,6 +240,8 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
         ValueError: there are none; the message says why.
     """
     start = Conversation(line.system)
+    if line.turns and line.prompt is not None:
+        raise ValueError("it has 'prompt' and 'turns'; keep one of them")
     if turns := tuple(line.turns) if line.prompt is None else (line.prompt,):
         if not all(map(str.strip, turns)):
             raise ValueError("a prompt is blank")

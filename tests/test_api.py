@@ -79,6 +79,8 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ladecli.load("demo", budget=0)
     with pytest.raises(TypeError, match="temperature"):
         ladecli.load("demo", temperature=1.0)
+    with pytest.raises(TypeError, match="name must be a hub id, a folder or demo, not None"):
+        ladecli.load(None)  # type: ignore[arg-type]
     for prompt in (3, [1, 2]):
         with pytest.raises(TypeError, match="a prompt is a text, or a list of messages"):
             demo.generate(prompt)  # type: ignore[arg-type]

@@ -172,6 +172,9 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
         ("LADE_PROFILE=moon", "options", "problem", "LADE_PROFILE"),
         ("temperature = 0.5", "config file", "ok", "config.toml"),
         ("temprature = 0.5", "config file", "problem", "temprature"),
+        ("temperature = nan", "other commands", "problem", "temperature in the config file"),
+        ('device = "tpu"', "options", "problem", "device in the config file"),
+        ("LADE_TEMPERATURE=-1", "other commands", "problem", "LADE_TEMPERATURE"),
     ],
 )
 def test_findings(

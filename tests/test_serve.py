@@ -390,6 +390,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "at least 1 "),
         ({"top_logprobs": 21}, "top_logprobs", "equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", '"logprobs": true'),
         ({"messages": []}, "messages", "it is empty"),
         ({"messages": "Hello"}, "messages", "a valid array"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "'user'"),

@@ -81,6 +81,7 @@ MIXED = json.dumps([{"role": role, "content": "a"} for role in ("user", "system"
         ('{"prompt": null}', "no 'prompt'"),
         ('{"turns": "a"}', "turns: input should be a valid array"),
         ('{"turns": ["a", ""]}', "a prompt is blank"),
+        ('{"prompt": "a", "turns": ["b"]}', "'prompt' and 'turns'"),
         ('{"messages": "a"}', "messages: input should be a valid array"),
         ('{"messages": []}', "'messages' is empty; write rows like {\"messages\""),
         ('{"messages": ["a"]}', "messages 1: input should be an object"),

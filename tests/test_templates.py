@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,6 +302,16 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path) -> None:
     folder = Scripted(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
     assert "drops what the user says" in say(lade, folder).refused()
+
+
+def test_a_template_in_another_encoding_is_named(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_bytes(b'{{ "\xe9" }}')
+    assert "chat_template.jinja is not UTF-8" in say(lade, str(folder)).refused(1)
+    found = lade("doctor", str(folder))
+    assert (found.code, "chat_template.jinja" in found.out) == (1, True)
 
 
 def test_named_templates(lade: Any, named: str, tmp_path: Path) -> None:

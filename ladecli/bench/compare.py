@@ -260,7 +260,7 @@ def _document(found: Mapping[str, Any], title: str) -> Document:
         if each["verdict"] in (SLOWER, FASTER)
     ]
     fix = "; measure more prompts, or with a higher --repeat"
-    unclear = fix if found["verdict"] == UNCLEAR else ""
+    unclear = fix if found["verdict"] == UNCLEAR and not found["same_run"] else ""
     verdicts = changed or [f"times per token are {found['verdict']}{unclear}"]
     return Document(
         title=title,

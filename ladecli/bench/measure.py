@@ -59,7 +59,7 @@ class Measurement:
         self._failed_rows: Counter[str] = Counter()  # in succession, by method
 
     def run(self, tasks: Sequence[BenchTask], repeats: int) -> None:
-        """Measure every task `repeats` times; after Ctrl-C, what is done counts."""
+        """Measure every task `repeats` times; what is done by Ctrl-C counts."""
         # What is alive now stays: the garbage collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -70,7 +70,7 @@ class Measurement:
             for repeat in range(1, repeats + 1):
                 for task in tasks:
                     self._round(task, repeat)
-        except Stopped:
+        except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:
             self.seconds = time.perf_counter() - began

@@ -196,19 +196,25 @@ def _perform(name: str, request: Options) -> int:
         return 0
 
 
-def show_config(request: Options) -> int:
-    """Print what holds without flags, as the parser finds it for each command."""
+def standing() -> dict[str, Options]:
+    """By command, the request of a call without flags, as the parser makes it."""
     from . import config
 
     found = {}
     for name in COMMANDS:
-        command = _command(name)
+        kind, command = request_of(name), _command(name)
         required = ["-" for parameter in command.params if parameter.required]
         context = command.make_context(name, required, default_map=config.defaults(name))
-        found[name] = {
-            key: (context.params[key], origin) for key, origin in _origins(context).items()
-        }
-    return config.show(found, request.color)
+        given = {key: context.params[key] for key in settings_of(kind)}
+        found[name] = kind(**given, origins=_origins(context))
+    return found
+
+
+def show_config(request: Options) -> int:
+    """Print what holds without flags."""
+    from . import config
+
+    return config.show(standing(), request.color)
 
 
 def run() -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
+from ..decoder.errors import ConfigError
 from ..errors import LadeError, UsageError
 from ..options import COMMANDS, request_of
 from ..options.declare import PANELS, PREFIX, Options, Setting, config_path, settings_of
@@ -213,28 +214,40 @@ def _entry(setting: Setting, having: list[str]) -> str:
     return "\n".join([*lines, f"# ({'; '.join(about)})", f"#{setting.name} = {value}", ""])
 
 
-Found = Mapping[str, Mapping[str, tuple[Any, str]]]
-"""Value and origin of what is not left at its default, by command and key."""
-
-
-def show(found: Found, color: str) -> int:
-    """Print what holds without flags: name, value and origin; returns the exit code."""
+def show(found: Mapping[str, Options], color: str) -> int:
+    """Print what holds without flags, by command, and what commands refuse of it; returns the exit
+    code."""
     terminal = Terminal(color)
     columns = tuple(Column(head, number=False) for head in ("setting", "value", "from"))
     table = Table("What holds without flags", columns, tuple(_rows(found)))
     print_table(table, terminal.console(sys.stdout))
+    for line in refused(found):
+        terminal.say(line)
     if not config_path().exists():
         terminal.say("there is no config file; lade config init writes one")
     return 0
 
 
-def _rows(found: Found) -> Iterator[tuple[str, str, str]]:
+def refused(found: Mapping[str, Options]) -> list[str]:
+    """What commands refuse of what holds without flags."""
+    return [*dict.fromkeys(filter(None, map(_refusal, found.values())))]
+
+
+def _refusal(request: Options) -> str | None:
+    try:
+        request.check()
+    except (UsageError, ConfigError) as error:
+        return str(error)
+    return None
+
+
+def _rows(found: Mapping[str, Options]) -> Iterator[tuple[str, str, str]]:
     """One row a setting where all commands agree, and one for each command that does not."""
     for key, (setting, having) in lasting().items():
         rows = {}
         for command in having:
-            default = settings_of(request_of(command))[key].default
-            value, origin = found[command].get(key, (default, "default"))
+            request = found[command]
+            value, origin = getattr(request, key), request.origins.get(key, "default")
             rows[_table(command)] = "***" if setting.secret and value else value, origin
         usual = max(rows.values(), key=list(rows.values()).count)
         yield setting.name, _shown(usual[0]), usual[1]

@@ -31,7 +31,7 @@ from ..specs.model_files import version
 from ..view import screen
 from ..view.screen import NOTE, OK, PROBLEM, WARNING, Finding
 from ..view.terminal import Terminal
-from . import config, model_check
+from . import cli, config, model_check
 
 SCHEMA = 2
 """Version of what --json prints."""
@@ -210,14 +210,18 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
             yield Finding(name, f"missing; would bring {brings}", NOTE, f"pip install {packages}")
 
 
-def config_file(_request: DoctorRequest) -> Iterator[Finding]:
-    """The config file, and whether it can be read."""
+def config_file(request: DoctorRequest) -> Iterator[Finding]:
+    """The config file, whether it can be read, and whether commands can work with it."""
     path, name = config_path(), "config file"
     try:
         config.read()
     except UsageError as error:
         yield Finding(name, str(error), PROBLEM, f"correct {path}")
         return
+    here = config.refused({"doctor": request})  # which `options` finds
+    for line in config.refused(cli.standing()):
+        if line not in here:
+            yield Finding("other commands", line, PROBLEM)
     if path.exists():
         yield Finding(name, str(path))
     else:

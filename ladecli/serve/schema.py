@@ -158,6 +158,12 @@ class ChatWanted(_Wanted):
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    def check(self) -> None:
+        """See `_Wanted`."""
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise Refused(400, 'top_logprobs: it needs "logprobs": true', "top_logprobs")
+
     @property
     def alternatives(self) -> int | None:
         """Tokens at each place that are wanted with log-probabilities; None for none at all."""

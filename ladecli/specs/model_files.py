@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import LoadError
+from .. import files
+from ..errors import LoadError, UsageError
 from ..files import is_device, read
 
 GENERATION = "generation_config.json"
@@ -205,17 +206,28 @@ def _start(path: Path) -> bytes:
 
 def chat_templates(folder: Path) -> dict[str, str]:
     """The chat templates in a folder by name, where the model's own is `default`; {} where there
-    are none.  Files of templates replace those in the tokenizer's configuration."""
+    are none.  Files of templates replace those in the tokenizer's configuration.
+
+    Raises:
+        LoadError: a file of them is no text.
+    """
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {"default": folder / "chat_template.jinja"} | {each.stem: each for each in others}
     if found := {name: path for name, path in named.items() if path.is_file()}:
-        return {name: path.read_text("utf-8", "replace") for name, path in found.items()}
+        return {name: _read_template(path) for name, path in found.items()}
     stated = None
     with contextlib.suppress(LoadError):  # loading finds out
         stated = read_object(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(stated, list):  # several, in the way of older files
         return {each["name"]: each["template"] for each in stated}
     return {"default": stated} if isinstance(stated, str) else {}
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return files.read_text(str(path), "chat template")
+    except UsageError as error:
+        raise LoadError(str(error)) from error
 
 
 def damage(folder: Path) -> str | None:
@@ -227,6 +239,7 @@ def damage(folder: Path) -> str | None:
         for name in _JSON_FILES:
             read_object(folder / name)
         stored_tensors(folder)
+        chat_templates(folder)
     except LoadError as error:
         return str(error)
     return None

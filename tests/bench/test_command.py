@@ -186,14 +186,21 @@ def test_what_cannot_be_measured_with_this_model_is_refused(
     assert message in lade("bench", model_folder, *arguments, "-q").refused()
 
 
+@pytest.mark.parametrize("presses", [1, 2, 3])
 def test_ctrl_c_keeps_what_was_measured(
-    lade: Any, model_folder: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lade: Any,
+    model_folder: str,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    presses: int,
 ) -> None:
     asked = count(1)
 
     def press(_: str) -> None:
         if next(asked) == 6:
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
 
     before_answers(monkeypatch, press)
     report = tmp_path / "half.json"

@@ -256,6 +256,7 @@ def test_names_from_files_do_not_control_the_terminal(command: Callable[..., Any
         ('{"schema": "lade-bench/9"}', "schema"),
         ('{"schema": "lade-bench/1"}', "created"),
         (json.dumps(changed(made(), "hf", first_seconds=float("nan"))), "first_seconds"),
+        (json.dumps(changed(made(), "hf", tokens=0)), "tokens"),
         (json.dumps(made({"jacobi": 1.0})), "--strategies"),
         (json.dumps({**made(), "runs": []}), "--prompts"),
     ],
