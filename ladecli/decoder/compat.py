@@ -18,7 +18,7 @@ from packaging.version import Version
 from torch import Tensor
 
 _HERE = Version(transformers.__version__)
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Code = TypeVar("_Code", bound=Callable[..., Any])
 if TYPE_CHECKING:
     PackedWeight = Any
 else:
@@ -58,18 +58,23 @@ def packs_halves() -> bool:
     return here and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
 
 
-@cache
-def scripted(function: _Function) -> _Function:
-    """A function as TorchScript's interpreter runs it; as it is where torch has none.
+def script(code: _Code) -> _Code:
+    """A function or a module as TorchScript's interpreter runs it; as it is where torch has none.
 
     torch 2.13 warns that TorchScript is deprecated, and not supported on Python 3.14.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return torch.jit.script(function)  # type: ignore[no-any-return]
+            return torch.jit.script(code)  # type: ignore[no-any-return]
         except Exception:
-            return function
+            return code
+
+
+@cache
+def scripted(function: _Code) -> _Code:
+    """See `script`; of each function once."""
+    return script(function)
 
 
 def needs_eager(config: Any) -> bool:

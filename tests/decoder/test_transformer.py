@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ladecli.decoder import layout
-from ladecli.decoder.compat import scripted
+from ladecli.decoder.compat import script
 from ladecli.decoder.config import Limits
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.kv_cache import KVCache, Target
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import cpu_layers, families, weights
-from ladecli.decoder.model.cpu_layers import run_layers
+from ladecli.decoder.model.cpu_layers import CpuLayers
 from ladecli.decoder.model.families import Family, model_facts
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.transformer import Transformer
@@ -93,7 +93,7 @@ def test_torchscript_computes_what_python_does(
 ) -> None:
     """Bit for bit, a prompt, a plain step and one with rivals: the functions that it runs, without
     it, and the loop that it stands in for."""
-    assert isinstance(scripted(run_layers), torch.jit.ScriptFunction)
+    assert isinstance(script(CpuLayers()), torch.jit.ScriptModule)
     text, rivals = prompt_for(family, 30), TokenTree()
     for tokens in ([3, 4, 5], [3, 6], [7]):
         rivals.add(tokens, "text", len(tokens))
@@ -111,7 +111,7 @@ def test_torchscript_computes_what_python_does(
         model.use(attention)
         expected = logits(KVCache)
         assert torch.equal(logits(OnDevice), expected)
-        monkeypatch.setattr(cpu_layers, "scripted", lambda function: function)
+        monkeypatch.setattr(cpu_layers, "script", lambda module: module)
         model.use(attention)
         assert torch.equal(logits(KVCache), expected)
         monkeypatch.undo()
