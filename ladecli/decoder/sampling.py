@@ -91,15 +91,6 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, found), found
 
 
-def _shares(best: Tensor, logits: Tensor) -> Tensor:
-    """Probabilities of the best scores, [rows, n], of all logits [rows, vocabulary]."""
-    # By powers of 2: a CPU takes a third of what it does for those of e.
-    powers = [
-        torch.sub(each, best[:, :1]).mul_(math.log2(math.e)).exp2_() for each in (best, logits)
-    ]
-    return powers[0].div_(powers[1].sum(dim=-1, keepdim=True))
-
-
 def restricted(logits: Tensor, config: SamplingConfig, everything: Tensor | None = None) -> Tensor:
     """Logits over the temperature, minus infinity where top-k, top-p or min-p remove a token.
 
@@ -255,8 +246,8 @@ class Sampler:
             logits = self._penalized(logits, layout)
         scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
         if successors:
-            # Probabilities.  What is not finite in a row of logits makes its best one NaN.
-            scores = _shares(scores.float(), logits.float())
+            # Probabilities.  A NaN or an infinity in a row of logits makes all of it NaN.
+            scores = logits.float().softmax(-1).gather(1, ids)
         parts = [ids, scores]
         # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
         if not (self._greedy or self._processors or logits.device.type == "cpu"):
