@@ -25,7 +25,7 @@ from ladecli.decoder.model.cpu_formats import (
     possible,
 )
 from ladecli.decoder.model.families import Family
-from ladecli.decoder.model.form_races import MANY, MORE, ONE, ROWS, Races, key
+from ladecli.decoder.model.form_races import MANY, ONE, ROWS, Races, key
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CPU_TYPES, join_plain
 
@@ -173,13 +173,17 @@ def test_weights_of_16_bits_are_held_once() -> None:
         assert one == more or {one, more} == AS_IT_IS
 
 
-@pytest.mark.parametrize(("drafts", "best"), [(1.1, "packed"), (1.3, "rows")])
-def test_a_form_for_prompts_may_be_a_little_slower_for_drafts(drafts: float, best: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("steps", "best"), [(1.05, "packed"), (1.3, "rows")])
+def test_a_form_for_prompts_may_be_a_little_slower_in_steps(
+    dtype: torch.dtype, steps: float, best: str
+) -> None:
     shape = 96, 64
-    known = {key(torch.float32, shape, rows): times() for rows in ROWS}
-    known[key(torch.float32, shape, MORE)] = times(packed=drafts)
-    known[key(torch.float32, shape, MANY)] = times(rows=2.0)
-    assert Races(known).choose(torch.float32, shape, ["rows", "packed"]) == (best, best)
+    known = {key(dtype, shape, rows): dict.fromkeys(forms_of(dtype), 3.0) for rows in ROWS}
+    for rows in ROWS:
+        known[key(dtype, shape, rows)] |= {"rows": 1.0, "packed": steps}
+    known[key(dtype, shape, MANY)] |= {"rows": 2.0, "packed": 1.0}
+    assert Races(known).choose(dtype, shape, ["rows", "packed"]) == (best, best)
 
 
 @HALVES
@@ -240,11 +244,11 @@ def test_what_more_rows_cost_is_summed_over_weights() -> None:
     shapes, known = ((96, 64), (64, 96)), {}
     for shape, more in zip(shapes, (3.0, 6.0), strict=True):
         known |= {key(torch.float32, shape, rows): times() for rows in ROWS}
-        known[key(torch.float32, shape, MORE)] = dict.fromkeys(times(), more)
+        known[key(torch.float32, shape, 8)] = dict.fromkeys(times(), more)
     races = Races(known)
     for shape in (*shapes, shapes[0]):
         races.choose(torch.float32, shape, ["rows"])
-    assert races.spread() == {4: 1.0, MORE: (3.0 + 6.0 + 3.0) / 3, 16: 1.0}
+    assert races.spread() == {4: 1.0, 8: (3.0 + 6.0 + 3.0) / 3, 16: 1.0}
 
 
 @HALVES

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from .cpu_formats import AS_IT_IS, FORMS, Form, computed_in, forms_of
 
-ONE, MORE = 1, 8
-"""Rows of the steps that forms are chosen by: of a plain one, and of one with drafts."""
-MANY = 16
-"""Rows by which forms show how fast they are for prompts."""
-ROWS = (ONE, 4, MORE, MANY)
+ONE, MANY = 1, 16
+"""Rows of a plain step, and those by which forms show how fast they are for prompts."""
+ROWS = (ONE, 4, 8, MANY)
 """Rows that forms are raced at: by all of them goes what steps of other widths cost."""
 RACE_SECONDS = 0.3
 """Of a load, for all races: what is not raced then has the form that is usually fastest."""
@@ -34,8 +32,8 @@ share, those of float32 come twice as fast."""
 RACE_PASSES = 3
 MARGIN = 0.1
 """Of a single row's time that one form for all rows may cost."""
-PROMPT_MARGIN = 0.2
-"""Of a drafted step's time that a form which is faster for prompts may cost."""
+PROMPT_MARGIN = 0.15
+"""Of steps' time that a form which is faster for prompts may cost."""
 
 
 class Races:
@@ -71,15 +69,21 @@ class Races:
         times = {rows: self._times(dtype, shape, rows) for rows in ROWS}
         if not all(times.values()):
             return usual(dtype, shape, forms)
-        one, more = times[ONE], times[MORE]
-        most = (1.0 + PROMPT_MARGIN) * min(more[form] for form in forms)
-        near = [form for form in forms if more[form] <= most]
-        first = best = min(near, key=times[MANY].__getitem__)
-        others = forms
-        if dtype.itemsize == 2:
-            others = [form for form in forms if {form, best} <= AS_IT_IS] or [best]
-        if one[best] > (1.0 + MARGIN) * min(one[form] for form in others):
-            first = min(others, key=one.__getitem__)
+        one, drafted = times[ONE], [by for rows, by in times.items() if ONE < rows < MANY]
+        # Beside each form the one for a single row, and what steps take with both.
+        firsts = {
+            form: min(_beside(form, forms, dtype.itemsize == 2), key=one.__getitem__)
+            for form in forms
+        }
+        steps = {
+            form: one[first] + sum(by[form] for by in drafted) for form, first in firsts.items()
+        }
+        most = (1.0 + PROMPT_MARGIN) * min(steps.values())
+        near = [form for form in forms if steps[form] <= most]
+        best = min(near, key=times[MANY].__getitem__)
+        first = firsts[best]
+        if one[best] <= (1.0 + MARGIN) * one[first]:
+            first = best
         self._taken.append([by[first if rows == ONE else best] for rows, by in times.items()])
         return first, best
 
@@ -165,6 +169,14 @@ class Races:
     @cached_property
     def _cache(self) -> Tensor:
         return torch.ones(CACHE_BYTES // 4)
+
+
+def _beside(form: str, forms: Collection[str], once: bool) -> Collection[str]:
+    """The forms that a weight may have for a single row where it has this one for more; `once` is
+    whether it is held once."""
+    if not once:
+        return forms
+    return [each for each in forms if {each, form} <= AS_IT_IS] or [form]
 
 
 def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
