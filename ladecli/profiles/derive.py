@@ -42,10 +42,10 @@ BETWEEN = 50e-6
 """Seconds of the host between two plain steps: an estimate, the sum of its parts timed alone."""
 READ_OUT = 20.0
 """Bytes per logit that a step with drafts reads and writes to choose and to rank tokens."""
-PRODUCTS, GROWTH = 0.75, 0.18
-"""The share of products in a plain step on a CPU, and by how much of itself the rest grows for each
-further token: attention, small kernels, drafting and the choice of tokens (SmolLM2-135M on an EPYC;
-benchmarks/README.md)."""
+PRODUCTS, GROWTH, DRAFTED = 0.65, 0.11, 0.04
+"""The share of products in a plain step on a CPU, by how much of itself the rest grows for each
+further token, and what a step with drafts takes more however few they are: to read out successors,
+to draft and to learn (SmolLM2-135M on an EPYC; benchmarks/README.md)."""
 DEAR = 1.25
 """The widest step of a budget costs at most this many of the narrowest steps with a draft."""
 
@@ -131,7 +131,8 @@ def for_products(cost: StepCost, products: Mapping[int, float]) -> StepCost:
     least = [*accumulate(reversed([*products.values()]), min)][::-1]
     seen = StepCost((1, *products), costs=((*accumulate(least, max, initial=1.0),),))
     rest = 1.0 - PRODUCTS
-    short = [PRODUCTS * seen.at(w, 0) + rest * (1.0 + GROWTH * (w - 1)) for w in cost.widths]
+    grown = [PRODUCTS * seen.at(w, 0) + rest * (1.0 + GROWTH * (w - 1)) for w in cost.widths]
+    short = [grown[0], *(of + DRAFTED for of in grown[1:])]
     longer = ([c - near for c, near in zip(row, cost.costs[0], strict=True)] for row in cost.costs)
     rows = (accumulate(map(add, short, more), max) for more in longer)
     return replace(cost, costs=tuple(tuple(row) for row in rows))

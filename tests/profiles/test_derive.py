@@ -73,11 +73,20 @@ MEASURED = StepCost((1, 4, 8, 16), (128, 8192), ((1.0, 1.2, 1.5, 2.0), (1.0, 1.6
 @pytest.mark.parametrize(
     ("products", "short", "long"),
     [
-        # Three quarters of a step are products; the rest grows by 0.18 for each further token.
-        pytest.param({4: 1, 8: 1}, (1, 1.135, 1.315, 1.675), (1, 1.535, 1.915, 2.875), id="free"),
-        pytest.param({4: 2, 8: 3}, (1, 1.885, 2.815, 4.675), (1, 2.285, 3.415, 5.875), id="dear"),
-        pytest.param({4: 7, 8: 3}, (1, 2.635, 2.815, 3.175), (1, 3.035, 3.415, 4.375), id="busy"),
-        pytest.param({8: 0.5}, (1, 1.135, 1.315, 1.675), (1, 1.535, 1.915, 2.875), id="by mistake"),
+        # Products are 0.65 of a step; the rest grows by 0.11 for each further token, and drafts
+        # cost 0.04 however few they are.
+        pytest.param(
+            {4: 1, 8: 1}, (1, 1.1555, 1.3095, 1.6175), (1, 1.5555, 1.9095, 2.8175), id="free"
+        ),
+        pytest.param(
+            {4: 2, 8: 3}, (1, 1.8055, 2.6095, 4.2175), (1, 2.2055, 3.2095, 5.4175), id="dear"
+        ),
+        pytest.param(
+            {4: 7, 8: 3}, (1, 2.4555, 2.6095, 2.9175), (1, 2.8555, 3.2095, 4.1175), id="busy"
+        ),
+        pytest.param(
+            {8: 0.5}, (1, 1.1555, 1.3095, 1.6175), (1, 1.5555, 1.9095, 2.8175), id="by mistake"
+        ),
     ],
 )
 def test_costs_of_products_as_seen(
