@@ -158,7 +158,7 @@ def check(path: Path, option: str) -> None:
         if not os.access(place, os.W_OK):
             raise PermissionError
         if place == folder:
-            fresh = _fresh(path)
+            fresh = _fresh(path.resolve())
             fresh.touch(exist_ok=False)
             fresh.unlink()
     except OSError as error:

@@ -282,7 +282,7 @@ class Verifier:
                 reason = dialogue.cut
             except LadeError as error:
                 reason = str(error)
-            except Stopped:
+            except (Stopped, KeyboardInterrupt):
                 found.interrupted = True
                 break
             if reason is not None:
@@ -358,7 +358,7 @@ class Verifier:
                     seed = (sampling.seed + found.drawn + len(drawn)) % 2**64
                     settings = replace(self._settings, sampling=replace(sampling, seed=seed))
                     drawn.append(tuple(self._answer(prompt, settings).ids))
-            except Stopped:
+            except (Stopped, KeyboardInterrupt):
                 found.interrupted = True
             found.test(dialogue.id, drawn, partial(self._probabilities, prompt))
             if found.interrupted:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,8 +184,15 @@ def test_without_a_prompt_that_fits_or_without_memory_it_fails(
     assert "out of memory" in found.out + found.err
 
 
-def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    during_forward(monkeypatch, 70, partial(signal.raise_signal, signal.SIGINT))
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_keeps_what_was_compared(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, presses: int
+) -> None:
+    def press() -> None:
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+
+    during_forward(monkeypatch, 70, press)
     found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
     assert found.code == 130
     assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
