@@ -175,6 +175,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
         ("temperature = nan", "other commands", "problem", "temperature in the config file"),
         ('device = "tpu"', "options", "problem", "device in the config file"),
         ("LADE_TEMPERATURE=-1", "other commands", "problem", "LADE_TEMPERATURE"),
+        ("LADE_TEMPERATURE=abc", "other commands", "problem", "LADE_TEMPERATURE must be a number"),
     ],
 )
 def test_findings(

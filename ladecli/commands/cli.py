@@ -197,14 +197,21 @@ def _perform(name: str, request: Options) -> int:
 
 
 def standing() -> dict[str, Options]:
-    """By command, the request of a call without flags, as the parser makes it."""
+    """By command, the request of a call without flags, as the parser makes it.
+
+    Raises:
+        UsageError: a variable is of a wrong type; or as `config.read`.
+    """
     from . import config
 
     found = {}
     for name in COMMANDS:
         kind, command = request_of(name), _command(name)
         required = ["-" for parameter in command.params if parameter.required]
-        context = command.make_context(name, required, default_map=config.defaults(name))
+        try:
+            context = command.make_context(name, required, default_map=config.defaults(name))
+        except TyperException as error:
+            raise UsageError(_refused(error, [name])) from error
         given = {key: context.params[key] for key in settings_of(kind)}
         found[name] = kind(**given, origins=_origins(context))
     return found

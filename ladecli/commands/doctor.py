@@ -218,8 +218,12 @@ def config_file(request: DoctorRequest) -> Iterator[Finding]:
     except UsageError as error:
         yield Finding(name, str(error), PROBLEM, f"correct {path}")
         return
+    try:
+        refused = config.refused(cli.standing())
+    except UsageError as error:
+        refused = [str(error)]
     here = config.refused({"doctor": request})  # which `options` finds
-    for line in config.refused(cli.standing()):
+    for line in refused:
         if line not in here:
             yield Finding("other commands", line, PROBLEM)
     if path.exists():

@@ -225,9 +225,11 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        return files.read_text(str(path), "chat template")
+        return files.decode(read(path), f"the chat template {path}")
     except UsageError as error:
         raise LoadError(str(error)) from error
+    except OSError as error:
+        raise LoadError(f"the chat template {path} cannot be read: {error.strerror}") from error
 
 
 def damage(folder: Path) -> str | None:
