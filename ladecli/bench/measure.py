@@ -59,7 +59,7 @@ class Measurement:
         self._failed_rows: Counter[str] = Counter()  # in succession, by method
 
     def run(self, tasks: Sequence[BenchTask], repeats: int) -> None:
-        """Measure every task `repeats` times; what is done by Ctrl-C counts."""
+        """Measure every task `repeats` times; what is done when Ctrl-C comes counts."""
         # What is alive now stays: the garbage collector need not look at it again.
         gc.collect()
         gc.freeze()

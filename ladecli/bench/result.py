@@ -31,7 +31,7 @@ FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 
 Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Some = Annotated[Count, Field(ge=1)]
+Positive = Annotated[Count, Field(ge=1)]
 MethodName = Annotated[str, Field(alias="contender")]
 """A method's name, which JSON has under its older key."""
 
@@ -152,11 +152,11 @@ class Run:
     category: str  # of the prompt; in a sweep over contexts, the length, such as "4096"
     turn: Count  # from 1 on, as is `repeat`
     repeat: Count
-    prompt_tokens: Some
+    prompt_tokens: Positive
     prompt_digest: str  # of its token ids; equal where those are
-    tokens: Some
-    first_tokens: Some  # of the first step
-    steps: Some
+    tokens: Positive
+    first_tokens: Positive  # of the first step
+    steps: Positive
     fed: Count | None  # tokens fed to the model after the first step; None if unknown
     first_seconds: Seconds  # to the first token
     step_seconds: tuple[Seconds, ...]  # of every step after the first

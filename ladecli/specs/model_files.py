@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from .. import files
 from ..errors import LoadError, UsageError
-from ..files import is_device, read
+from ..files import decode, is_device, read
 
 GENERATION = "generation_config.json"
 GGUF = ".gguf"
@@ -225,7 +224,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        return files.decode(read(path), f"the chat template {path}")
+        return decode(read(path), f"the chat template {path}")
     except UsageError as error:
         raise LoadError(str(error)) from error
     except OSError as error:
