@@ -24,6 +24,7 @@ from .decoder.errors import Error
 from .decoder.faults import is_out_of_memory, reason_of
 from .decoder.model import int8
 from .decoder.model.families import ModelFacts, model_facts
+from .decoder.model.release import apart
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
 from .errors import LoadError, UsageError, counted
@@ -286,6 +287,7 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
         raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
 
 
+@apart()
 def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
     source, asking = planned.source, planned.hub_options
     if planned.parts.tokenizer is not None:
@@ -297,6 +299,7 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
         return tokenizer
 
 
+@apart()
 def _read_model(
     planned: PlannedModel, working_memory: memory.Need | None, progress: bool
 ) -> tuple[Any, list[str]]:

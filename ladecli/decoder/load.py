@@ -26,7 +26,7 @@ from .model.families import ModelFacts, model_facts
 from .model.form_races import Races
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
-from .model.release import give_back
+from .model.release import apart, give_back
 from .model.stock import StockModel, input_device
 from .model.transformer import TorchOps, Transformer, can_run
 from .model.trial import Trial
@@ -78,6 +78,7 @@ class Way(NamedTuple):
     """Whether steps are batch-invariant."""
 
 
+@apart()
 def load_decoder(
     model: Any,
     *,

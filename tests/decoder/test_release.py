@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ladecli.decoder.model.release import give_back, mapped_files
+from ladecli.decoder.model.int8 import HalfEmbedding
+from ladecli.decoder.model.release import apart, drop, mapped_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reads files anew")
 
@@ -36,7 +38,7 @@ def test_what_was_read_leaves_and_is_read_again(tmp_path: Path) -> None:
     assert torch.equal(model.get_parameter("weight"), numbers)
     files = mapped_files(model)
     assert in_memory(path) >= numbers.nbytes
-    give_back(files)
+    drop(files)
     assert in_memory(path) == 0
     assert torch.equal(model.get_parameter("weight"), numbers)
 
@@ -46,7 +48,7 @@ def test_what_was_written_to_stays(tmp_path: Path) -> None:
     path, numbers = tmp_path / "model.safetensors", torch.randn(1024, 256)
     model = model_in(path, numbers)
     model.get_parameter("weight").add_(1)
-    give_back(mapped_files(model))
+    drop(mapped_files(model))
     assert torch.equal(model.get_parameter("weight"), numbers + 1)
 
 
@@ -55,7 +57,7 @@ def test_its_addresses_are_nobody_elses(tmp_path: Path) -> None:
     path, numbers = tmp_path / "model.safetensors", torch.randn(1024, 256)
     files = mapped_files(model_in(path, numbers))
     others = [torch.ones(1024, 264) for _ in range(64)]
-    give_back(files)
+    drop(files)
     assert all(bool(other.eq(1).all()) for other in others)
 
 
@@ -63,3 +65,24 @@ def test_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.Monk
     """psutil has no such method then."""
     monkeypatch.delattr(psutil.Process, "memory_maps")
     assert not mapped_files(model_in(tmp_path / "model.safetensors", torch.randn(8, 8)))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others give back by themselves")
+def test_what_is_freed_leaves_no_holes() -> None:
+    """As between weights that are kept, where one of their size was freed before."""
+    torch.ones(1 << 22).sum()
+    with apart():
+        blocks = [torch.ones(1 << 18) for _ in range(128)]
+        full = psutil.Process().memory_info().rss
+        del blocks[::2]
+        assert psutil.Process().memory_info().rss <= full - 60 * (1 << 20)
+
+
+def test_rows_of_an_embedding_stay_no_longer_than_to_the_next_prompt(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "model.safetensors", torch.randn(4096, 256).bfloat16()
+    model = model_in(path, numbers)
+    plain = nn.Embedding.from_pretrained(model.get_parameter("weight"))
+    embedding = HalfEmbedding(plain, mapped_files(model))
+    for ids in (torch.arange(4096), torch.arange(64)):
+        assert torch.equal(embedding(ids), numbers[ids].float())
+    assert in_memory(path) <= numbers.nbytes / 4

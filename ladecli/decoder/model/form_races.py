@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from weakref import WeakSet
 
@@ -27,7 +27,7 @@ RACE_SECONDS = 0.3
 RACE_BYTES = 1 << 23
 """Of a weight that is raced, and of its copies together: more than a core's own caches hold."""
 CACHE_BYTES = 3 << 24
-"""Read between passes, so that weights come from memory as in a step: from a cache that cores
+"""Read between passes, so that raced weights come from memory as in a step: from a cache that cores
 share, those of float32 come twice as fast."""
 RACE_PASSES = 3
 MARGIN = 0.1
@@ -114,8 +114,9 @@ class Races:
             if self._left <= 0.0:
                 return None
             some = [*islice(forms, max(RACE_BYTES // (shape[0] * shape[1]), 2))]
+            evict = partial(self._read_others, forms)
             for rows, of in names.items():
-                found = self._run({name: some}, torch.ones((rows, shape[1])))
+                found = self._run({name: some}, torch.ones((rows, shape[1])), evict)
                 self.known.setdefault(of, {}).update(found)
             self.run += 1
         return [self.known[of][name] for of in names.values()]
@@ -138,9 +139,11 @@ class Races:
             form: [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
             for form in forms_of(dtype)
         }
+        other = torch.ones(CACHE_BYTES // 4)
         self._left -= time.perf_counter() - began
         for rows in ROWS:
-            found = self._run(weights, torch.ones((rows, shape[1]), dtype=computed_in(dtype)))
+            x = torch.ones((rows, shape[1]), dtype=computed_in(dtype))
+            found = self._run(weights, x, other.sum)
             whole = shape[0] / part[0]
             self.known[key(dtype, shape, rows)] = {
                 form: round(time * whole, 1) for form, time in found.items()
@@ -148,14 +151,17 @@ class Races:
         self.run += 1
 
     @torch.inference_mode()
-    def _run(self, weights: Mapping[str, Sequence[Form]], x: Tensor) -> dict[str, float]:
+    def _run(
+        self, weights: Mapping[str, Sequence[Form]], x: Tensor, evict: Callable[[], object]
+    ) -> dict[str, float]:
         """Microseconds that a product takes in each form, in its shortest pass over some copies.
 
-        The first copy brings the code of the form back, which a step has at hand.
+        The first copy brings the code of the form back, which a step has at hand; `evict` fills
+        the processor's caches with something else.
         """
         began, found = time.perf_counter(), dict.fromkeys(weights, math.inf)
         for _ in range(RACE_PASSES):
-            self._cache.sum()
+            evict()
             for form, copies in weights.items():
                 for number, weight in enumerate(copies):
                     if number < 2:
@@ -166,9 +172,15 @@ class Races:
         self._left -= time.perf_counter() - began
         return found
 
-    @cached_property
-    def _cache(self) -> Tensor:
-        return torch.ones(CACHE_BYTES // 4)
+    def _read_others(self, raced: Iterable[Form]) -> None:
+        """Read other watched weights than those that are raced: all are in memory by now, and
+        anything else would come on top of them."""
+        left = CACHE_BYTES
+        for (_, (rows, columns)), forms in self._watched.items():
+            for form in forms if forms is not raced else ():
+                if left > 0:
+                    form(torch.ones((1, columns)), None)
+                    left -= rows * columns
 
 
 def _beside(form: str, forms: Collection[str], once: bool) -> Collection[str]:

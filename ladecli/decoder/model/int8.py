@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..compat import MAKES_QUANTISED, quantised_tensor
 from .cpu_formats import Form
 from .products import Weight, rotated
-from .release import give_back, mapped_files
+from .release import MappedFile, drop, mapped_files
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -34,6 +34,8 @@ LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
 """Of a weight that is quantised: a head in float32 would be the largest thing in memory."""
+PROMPT = 32
+"""Tokens of a forward that reads a prompt, or a part of one."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
 _ENGINE_IS_OURS = Lock()
@@ -70,10 +72,10 @@ def quantise(model: Any) -> None:
         if isinstance(module, nn.Linear):
             setattr(parent, name, Int8Linear(module))
         else:
-            in_file = any(file.holds(module.weight) for file in files)
-            setattr(parent, name, HalfEmbedding(module, in_file=in_file))
+            of = [file for file in files if file.holds(module.weight)]
+            setattr(parent, name, HalfEmbedding(module, of))
         del module  # and with it the weight, where no file has it
-        give_back(files)
+        drop(files)
 
 
 def holds_int8(model: nn.Module) -> bool:
@@ -156,8 +158,8 @@ class HalfEmbedding(nn.Module):
 
     Args:
         embedding: what it is made of.
-        in_file: whether its weight is part of a mapped file, which stays as it is: a text takes few
-            rows, and no memory holds the others.
+        files: the mapped file that its weight is part of, if any.  It stays as it is: a text takes
+            few rows, and no memory holds those of the texts before it.
 
     Attributes:
         weight: [vocabulary, n]; no parameter, for these get other types.
@@ -165,16 +167,19 @@ class HalfEmbedding(nn.Module):
         scale: of all rows.
     """
 
-    def __init__(self, embedding: nn.Embedding, *, in_file: bool) -> None:
+    def __init__(self, embedding: nn.Embedding, files: Sequence[MappedFile]) -> None:
         super().__init__()
         weight = embedding.weight.detach()
         self.kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
         # A part of a file that was written to would keep all of it.
-        self.weight = weight if in_file else weight.to(self.kind, copy=True)
+        self.weight = weight if files else weight.to(self.kind, copy=True)
+        self._files = files
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
+        if ids.numel() > PROMPT:
+            drop(self._files)
         return self.weight[ids].to(self.kind).float() * self.scale
 
 
@@ -185,7 +190,6 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
         values: int8 [out, in], rotated.
         scales: float32 [out].
     """
-    give_back()  # fbgemm pads a weight: of fresh memory, what it does not write is never resident
     with _engine():
         weight = quantised_tensor(values, scales)
         packed = torch.ops.quantized.linear_prepack(weight, None)

@@ -28,7 +28,7 @@ from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear, holds_int8
 from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, rms_norm
-from .release import MappedFile, give_back, mapped_files
+from .release import MappedFile, drop, mapped_files
 from .rotary import Rotary, RotaryTables, rotate
 from .weights import CPU_TYPES, Projection, project
 
@@ -166,7 +166,7 @@ class Transformer:
         self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]
         shared = getattr(model.lm_head, "weight", None) is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
-        give_back(files)
+        drop(files)
         self._products = [self._head, *(each for layer in self.layers for each in layer.products)]
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in self._products)
         self.use(attention)
@@ -317,7 +317,7 @@ def _layer(
         down=projection([mlp.down_proj]),
         activation=act,
     )
-    give_back(files)
+    drop(files)
     return made
 
 
