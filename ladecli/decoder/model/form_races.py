@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .cpu_formats import AS_IT_IS, FORMS, Form, computed_in, forms_of
+from .release import give_back
 
 ONE, MANY = 1, 16
 """Rows of a plain step, and those by which forms show how fast they are for prompts."""
@@ -119,6 +120,7 @@ class Races:
                 found = self._run({name: some}, torch.ones((rows, shape[1])), evict)
                 self.known.setdefault(of, {}).update(found)
             self.run += 1
+            give_back()  # what products took
         return [self.known[of][name] for of in names.values()]
 
     def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
