@@ -4,9 +4,9 @@ from __future__ import annotations
 
 LOSS_PER_TOKEN = 0.015
 """What drafts may lose per token of text, in plain steps."""
-INITIAL_BALANCE = 1.5
+INITIAL_BALANCE = 1.0
 """What drafts may lose before they gained anything, in plain steps."""
-MAX_DEFICIT = 2.0
+MAX_DEFICIT = 1.5
 """How far the balance may fall below zero before drafts pause, in plain steps."""
 
 
