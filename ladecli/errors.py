@@ -52,7 +52,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, Error):
         return str(error)
     if isinstance(error, OSError):
-        return f"cannot read or write: {error.strerror or error}"
+        named = f" {error.filename}" if error.filename else ""
+        return f"cannot read or write{named}: {error.strerror or error}"
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0] if words else 'no message'}"
 

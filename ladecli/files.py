@@ -147,22 +147,24 @@ def check(path: Path, option: str) -> None:
         raise UsageError(f"{option} -: this cannot go to stdout; name a file")
     if "\0" in str(path):
         raise UsageError(f"{option} {path}: no file name holds a zero byte; name another")
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; name a file in it")
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"{option} {path}: the folder {folder} does not exist")
-    # Files are replaced, which takes a new one in the folder; devices and pipes are written to.
-    place = path if is_device(path) else folder
+    place = path
     try:
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder; name a file in it")
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            raise UsageError(f"{option} {path}: the folder {folder} does not exist")
+        # Files are replaced, which takes a new one in the folder; devices and pipes are written to.
+        place = path if is_device(path) else folder
         if not os.access(place, os.W_OK):
             raise PermissionError
         if place == folder:
             fresh = _fresh(path.resolve())
             fresh.touch(exist_ok=False)
             fresh.unlink()
-    except OSError as error:
-        why = f" ({error.strerror})" if error.strerror else ""
+    except (OSError, RuntimeError) as error:  # the second of links that lead to themselves
+        reason = getattr(error, "strerror", str(error))
+        why = f" ({reason})" if reason else ""
         raise UsageError(
             f"{option} {path}: nothing can be written to {place}{why}; choose another"
         ) from error

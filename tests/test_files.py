@@ -26,6 +26,10 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     if sys.platform == "linux":  # whose /proc takes no files, also of root
         with pytest.raises(UsageError, match=r"^--html .*nothing can be written to /proc \("):
             files.check(Path("/proc/x"), "--html")
+    Path(tmp_path / "loop").symlink_to("loop")
+    for name in ("loop", 300 * "n"):
+        with pytest.raises(UsageError, match=rf"^--json .*{name}: nothing .* \(.*\); choose another"):
+            files.check(tmp_path / name, "--json")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match=r"nothing can be written to .*; choose another$"):
         files.check(tmp_path / "x", "--html")
