@@ -28,7 +28,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
             files.check(Path("/proc/x"), "--html")
     Path(tmp_path / "loop").symlink_to("loop")
     for name in ("loop", 300 * "n"):
-        with pytest.raises(UsageError, match=rf"^--json .*{name}: nothing .* \(.*\); choose another"):
+        with pytest.raises(UsageError, match=rf"^--json .*{name}: nothing .* \(.*\); choose "):
             files.check(tmp_path / name, "--json")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match=r"nothing can be written to .*; choose another$"):

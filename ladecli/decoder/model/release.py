@@ -101,6 +101,6 @@ def _set_threshold(size: int) -> None:
 
 @contextmanager
 def _c_library() -> Iterator[Any]:
-    """The C library; what is called there happens by glibc alone: others give back by themselves."""
+    """The C library: what it lacks is not called.  Others than glibc give back by themselves."""
     with suppress(AttributeError, OSError, TypeError):
         yield ctypes.CDLL(None)
