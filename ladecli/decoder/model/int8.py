@@ -72,8 +72,8 @@ def quantise(model: Any) -> None:
         if isinstance(module, nn.Linear):
             setattr(parent, name, Int8Linear(module))
         else:
-            of = [file for file in files if file.holds(module.weight)]
-            setattr(parent, name, HalfEmbedding(module, of))
+            own = [file for file in files if file.holds(module.weight)]
+            setattr(parent, name, HalfEmbedding(module, own))
         del module  # and with it the weight, where no file has it
         drop(files)
 
