@@ -287,7 +287,6 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
         raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
 
 
-@apart()
 def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
     source, asking = planned.source, planned.hub_options
     if planned.parts.tokenizer is not None:
@@ -299,7 +298,6 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
         return tokenizer
 
 
-@apart()
 def _read_model(
     planned: PlannedModel, working_memory: memory.Need | None, progress: bool
 ) -> tuple[Any, list[str]]:
@@ -405,7 +403,7 @@ def _loading(name: str, options: ModelOptions, progress: bool, part: str = "") -
     if progress:
         enable_progress_bars()
     try:
-        with quiet():
+        with quiet(), apart():
             yield
     except Error:
         raise
