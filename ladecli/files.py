@@ -162,7 +162,7 @@ def check(path: Path, option: str) -> None:
             fresh = _fresh(path.resolve())
             fresh.touch(exist_ok=False)
             fresh.unlink()
-    except (OSError, RuntimeError) as error:  # the second of links that lead to themselves
+    except (OSError, RuntimeError) as error:  # the second of a loop of links, until Python 3.13
         reason = getattr(error, "strerror", str(error))
         why = f" ({reason})" if reason else ""
         raise UsageError(
