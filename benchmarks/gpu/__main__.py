@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,10 +26,11 @@ SECONDS = 450.0
 LEAST = 20.0
 """A part is not started with less time than this: torch has to be imported."""
 PROMPT = " ".join(f"w{7 * i % 200}" for i in range(64))
-METHODS = "autoregressive,lookahead,hf,hf-prompt-lookup,hf-compiled"
+METHODS = "autoregressive,lookahead,hf,hf-prompt-lookup"
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
-    "PYTHONPATH": str(ROOT),
+    # Beside what its caller has put there, where no package can be installed.
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     # As `lade` does: joined weights leave no holes.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
@@ -100,26 +102,32 @@ class Check:
 def plan(args: argparse.Namespace, folder: Path) -> list[Part]:
     """All parts; the most important ones first."""
     python, rehearse = sys.executable, args.rehearse
-    first, made, *others = ["tiny-gqa", "tiny"] if rehearse else ["8b", "7b", "1.5b"]
-    model = args.model or str(folder / "model")
+    shapes = ["tiny-gqa", "tiny"] if rehearse else ["8b", "7b", "1.5b"]
+    model, small = args.model or str(folder / "model"), args.text_of
     part = [python, str(Path(__file__).with_name("parts.py")), *(["--rehearse"] * rehearse)]
     lade, cpu = [python, "-m", "ladecli"], ["--device", "cpu"] * rehearse
-    generate = [*lade, "generate", model, "-n", "32", "--prompt", PROMPT, "--quiet", *cpu]
-    bench = [*lade, "bench", model, "--limit", "1", "--repeat", "2", "--quiet", "--ignore-eos"]
-    bench += ["--json", "-n", "8" if rehearse else "128", *cpu, "--strategies"]
-    sampled = [*bench, "autoregressive,lookahead", "-t", "0.8", "--top-p", "0.95"]
+    generate = [*lade, "generate", "-n", "32", "--prompt", PROMPT, "--quiet", *cpu]
+    bench = [*lade, "bench", "--quiet", "--json", "-n", "8" if rehearse else "128", *cpu]
+    real = bool(args.model or small)
+    bench += ["--repeat", "1", "--limit", "6"] if real else ["--repeat", "2", "--limit", "1"]
+    bench += ["--prompts", args.prompts, *([] if real else ["--ignore-eos"]), "--strategies"]
+    sampling = ["-t", "0.8", "--top-p", "0.95"]
     tests = [python, "-m", "pytest", "-q", "--maxfail=8", "--timeout=60", "tests/gpu"]
+    make = [*part, "make", "tiny" if rehearse else "8b" if small else "7b", model]
     return [
         Part("machine", [*lade, "doctor", "--json", *cpu], 40),
-        Part("products", [*part, "products", first], 30),
-        *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in (first, made, *others)),
+        Part("products", [*part, "products", shapes[0]], 30),
+        Part(f"steps {shapes[0]}", [*part, "steps", shapes[0]], 90),
         Part("tests", tests if rehearse else ["env", "LADE_TEST_GPU=1", *tests], 90),
-        *([] if args.model else [Part("make", [*part, "make", made, model], 90)]),
-        Part("beside transformers", [*bench, METHODS], 120),
+        *([] if args.model else [Part("make", [*make, *([small] if small else [])], 90)]),
+        Part("beside transformers", [*bench, METHODS, model], 120),
         Part("load", [*part, "load", model], 90, "cold"),
-        Part("lade generate, cold", generate, 90),
-        Part("lade generate, warm", generate, 60),
-        Part("sampled", sampled, 60),
+        Part("lade generate, cold", [*generate, model], 90),
+        Part("lade generate, warm", [*generate, model], 60),
+        Part("sampled", [*bench, "autoregressive,lookahead", *sampling, model], 60),
+        *([Part("small model", [*bench, METHODS, small], 60)] if small else []),
+        Part("compiled", [*bench, "autoregressive,hf-compiled", model], 120),
+        *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in shapes[1:]),
     ]
 
 
@@ -128,14 +136,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write figures to this file")
     parser.add_argument("--model", help="folder of a model, in place of random weights")
-    parser.add_argument("--only", default="", help="run the parts whose names hold this")
+    parser.add_argument("--text-of", help="folder of a small Llama, to answer as it does")
+    parser.add_argument("--prompts", default="builtin", help="as for `lade bench`")
+    parser.add_argument("--only", default="", help="run the parts whose names match this")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lade-gpu-", ignore_cleanup_errors=True) as place:
         check = Check(args.json, args.seconds, Path(place))
         for part in plan(args, Path(place)):
-            if args.only in part.name:
+            if re.search(args.only, part.name):
                 check.run(part)
     print(json.dumps(check.data))
     return int(any(part["failed"] for part in check.data.values()))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+from widen import widen
 
 from ladecli.decoder import layout
 from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
@@ -141,18 +142,31 @@ def copy_rate() -> float:
     return measure_rates(detect(DEVICE.type), str(DTYPE).removeprefix("torch.")).bandwidth
 
 
-def make(name: str, folder: str) -> None:
-    """Save a random model, with a tokenizer whose every token is a word."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    model, seconds = timed(partial(random_model, name))
+def make(name: str, folder: str, small: str | None = None) -> None:
+    """Save a model: random, with a tokenizer whose every token is a word, or one that answers as
+    the model in the folder `small`."""
+    if small is None:
+        model, seconds = timed(partial(random_model, name))
+        tokenizer = words(model.config.vocab_size)
+    else:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(small)
+        read = transformers.AutoModelForCausalLM.from_pretrained(small, dtype=DTYPE)
+        sizes = SHAPES[name][1][1:-1]
+        model, seconds = timed(partial(widen, read.to(DEVICE), sizes))
     show({"made_seconds": round(seconds, 1)})
     _, seconds = timed(partial(model.save_pretrained, folder))
-    words = {f"w{i}": i for i in range(model.config.vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     show({"saved_seconds": round(seconds, 1)})
+
+
+def words(vocabulary: int) -> Any:
+    """A tokenizer whose every token is a word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    ids = {f"w{i}": i for i in range(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def load(folder: str) -> None:
@@ -200,7 +214,8 @@ def steps(name: str) -> None:
         if context + CAPTURED_WIDTHS[-1] > decoder.max_context:
             break
         fill(decoder, context)
-        layouts = {width: random_step(width, context) for width in WIDTHS}
+        drafts = {width: random_draft(width) for width in WIDTHS}
+        layouts = {width: layout.build([3], context, draft) for width, draft in drafts.items()}
         for width, step in layouts.items():
             before = len(watch.launches)
             runner.start(step, logits_of)()
@@ -214,7 +229,7 @@ def steps(name: str) -> None:
         for turn in range(1 if REHEARSAL else ROUNDS):
             for width in WIDTHS[:: -1 if turn % 2 else 1]:
                 device[width] += burst(launches[width], REPEATS)
-                read = partial(whole_step, decoder, layouts[width])
+                read = partial(whole_step, decoder, layouts[width], drafts[width])
                 whole[width] += [timed(read)[1] for _ in range(REPEATS)]
         seconds = {width: statistics.median(device[width]) for width in WIDTHS}
         figures = {
@@ -277,19 +292,17 @@ def fill(decoder: Decoder, context: int) -> None:
     cache.length = context
 
 
-def random_step(width: int, context: int) -> layout.StepLayout:
-    """A step of a random tree, whose nodes mostly continue the last ones."""
+def random_draft(width: int) -> Draft:
+    """A random tree for a step of `width` tokens, whose nodes mostly continue the last ones."""
     draw, tree = random.Random(width), TokenTree()
     for node in range(width - 1):
         tree.grow(draw.randrange(max(-1, node - 6), node), draw.randrange(200), "context")
-    return layout.build([3], context, Draft(tree))
+    return Draft(tree, successors=SUCCESSORS if tree else 0)
 
 
-def whole_step(decoder: Decoder, step: layout.StepLayout) -> None:
+def whole_step(decoder: Decoder, step: layout.StepLayout, draft: Draft) -> None:
     """A step as the loop runs it, up to the tokens on the host."""
-    nodes = len(step.tokens) - 1
-    successors = SUCCESSORS if nodes else 0
-    read = partial(Sampler(SamplingConfig()).read, layout=step, nodes=nodes, successors=successors)
+    read = partial(Sampler(SamplingConfig()).read, layout=step, draft=draft)
     decoder.runner.start(step, read)()
 
 
