@@ -251,6 +251,7 @@ def products(name: str) -> None:
     share of a copy's bandwidth at which a single row reads the weight."""
     _, (vocabulary, hidden, inner, _, heads, kv_heads, _), _ = SHAPES[name]
     size, rate = hidden // heads, copy_rate()
+    capture = again if REHEARSAL else GraphCapture(DEVICE)
     weights = {
         "query, key and value": ((heads + 2 * kv_heads) * size, hidden),
         "output": (hidden, heads * size),
@@ -268,7 +269,8 @@ def products(name: str) -> None:
         times = {}
         for rows in WIDTHS:
             x = torch.randn(rows, inputs, device=DEVICE, dtype=DTYPE)
-            work = partial(_pass, copies, x)
+            # A launch takes the host longer than a small product the device.
+            work = capture(partial(_pass, copies, x))
             times[rows] = 1e6 * statistics.median(burst(work, REPEATS)) / len(copies)
         figures = {
             "microseconds": {rows: round(time, 1) for rows, time in times.items()},
@@ -302,8 +304,8 @@ def random_draft(width: int) -> Draft:
 
 def whole_step(decoder: Decoder, step: layout.StepLayout, draft: Draft) -> None:
     """A step as the loop runs it, up to the tokens on the host."""
-    read = partial(Sampler(SamplingConfig()).read, layout=step, draft=draft)
-    decoder.runner.start(step, read)()
+    sampler = Sampler(SamplingConfig(), rank=decoder.runner.rank)
+    decoder.runner.start(step, partial(sampler.read, layout=step, draft=draft))()
 
 
 def profile(launch: Work) -> list[list[Any]]:

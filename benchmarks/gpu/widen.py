@@ -16,7 +16,7 @@ from torch import Tensor
 HEAD_SIZE = 128
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def widen(small: Any, sizes: tuple[int, int, int, int, int]) -> Any:
     """A Llama of other sizes from a Llama that is smaller in each.
 

@@ -125,7 +125,7 @@ class Decoder:
         generation = Generation(
             State(list(prompt), len(prompt), sampling, end),
             strategy,
-            Sampler(sampling, processors, logprobs),
+            Sampler(sampling, processors, logprobs, self.runner.rank),
             limits,
             executor or self.local,
             detailed,

@@ -31,6 +31,9 @@ from .tree import TokenTree
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
 
+Rank = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""See `rank`."""
+
 SHORTLIST = 256
 """Tokens that a draw looks at first where filters leave few: to sort a whole vocabulary takes as
 long as the forward of a small model."""
@@ -89,6 +92,22 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
             left[rows, ids[place]] = -np.inf
     found = torch.from_numpy(ids.T)
     return scores.gather(1, found), found
+
+
+def rank(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
+    """The most probable tokens of each row, best first: ids, int64 [rows, n], and numbers that are
+    finite where all logits of the row are.
+
+    Args:
+        logits: [rows, vocabulary].
+        successors: how many tokens, whose numbers are their probabilities; 0 for the best one
+            alone, whose number says nothing more.
+    """
+    scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
+    if successors:
+        # A NaN or an infinity in a row of logits makes all of it NaN.
+        scores = logits.float().softmax(-1).gather(1, ids)
+    return ids, scores
 
 
 def restricted(logits: Tensor, config: SamplingConfig, everything: Tensor | None = None) -> Tensor:
@@ -207,8 +226,10 @@ class Sampler:
         config: SamplingConfig,
         processors: Sequence[LogitsProcessor] = (),
         logprobs: int | None = None,
+        rank: Rank = rank,
     ) -> None:
         self.config = config
+        self._rank = rank
         self._logprobs = logprobs  # see `Decoder.generate`
         self._greedy = config.greedy
         # Few tokens remain, mostly, and no noise is needed for the others.
@@ -240,15 +261,11 @@ class Sampler:
         Raises:
             NaNLogitsError: the logits are NaN or infinite; when the result is waited for.
         """
-        given, successors = logits, draft.successors
+        given = logits
         if self.config.repetition_penalty != 1.0 and not self._processors:
             given = logits if self._logprobs is None else logits.clone()
             logits = self._penalized(logits, layout)
-        scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
-        if successors:
-            # Probabilities.  A NaN or an infinity in a row of logits makes all of it NaN.
-            scores = logits.float().softmax(-1).gather(1, ids)
-        parts = [ids, scores]
+        parts = [*self._rank(logits, draft.successors)]
         # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
         if not (self._greedy or self._processors or logits.device.type == "cpu"):
             rows = logits[: 1 + len(draft.tree)]
@@ -259,7 +276,8 @@ class Sampler:
                 if self._shortlists
                 else choose(rows, self.config, self._noise_at(positions, rows))
             )
-        return partial(self._result, draft.tree, given, logits, to_host(*parts), successors > 0)
+        wait = to_host(*parts)
+        return partial(self._result, draft.tree, given, logits, wait, draft.successors > 0)
 
     def _result(
         self,

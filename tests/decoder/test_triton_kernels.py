@@ -28,6 +28,8 @@ from ..families import model_of
 pytest.importorskip("triton")
 kernels: Any = importlib.import_module("ladecli.decoder.model.triton_kernels")
 
+ranking: Any = importlib.import_module("ladecli.decoder.triton_ranking")
+
 OPS: Any = kernels.TritonOps()
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not triton_available(CPU), reason="needs TRITON_INTERPRET=1")
@@ -164,6 +166,34 @@ def test_tensors_that_are_not_dense_are_refused() -> None:
         OPS.add_rms_norm(randn(6, 4).T, randn(4, 6), Norm(torch.ones(6), 1e-3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 5), (3, 4096), (2, 9001)])
+def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
+    """What torch finds; of equal logits, the token with the lower number."""
+    logits = randn(rows, vocabulary).to(dtype)
+    logits[0, 1:3] = logits.max() + 1  # equally good, in one block
+    logits[-1, :] = float("-inf")  # whole blocks of it
+    logits[-1, [0, vocabulary - 1]] = -0.0
+    logits[-1, vocabulary - 1] = 0.0
+    for successors in (0, 1, 6, ranking.MOST):
+        ids, shares = ranking.rank(logits, successors)
+        count = min(max(successors, 1), vocabulary)
+        order = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        seen = logits.gather(1, order) > float("-inf")
+        assert torch.equal(ids[seen], order[seen])
+        torch.testing.assert_close(shares, logits.float().softmax(-1).gather(1, order))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter's numpy
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_row_with_a_logit_that_is_no_number_has_no_shares(wrong: float) -> None:
+    logits = randn(2, 5000)
+    logits[1, 4999] = wrong
+    _, shares = ranking.rank(logits, 2)
+    assert bool(shares[0].isfinite().all())
+    assert not bool(shares[1].isfinite().any())
+
+
 def test_attention_is_compiled_for_all_widths() -> None:
     model = copy.deepcopy(model_of("gemma2")).to(torch.bfloat16)
     # The interpreter knows one thread.
@@ -187,6 +217,7 @@ from triton.backends.compiler import GPUTarget
 
 if "nvidia" not in backends:
     sys.exit(77)
+from ladecli.decoder import triton_ranking as ranking
 from ladecli.decoder.model import triton_kernels as rows
 from ladecli.decoder.model.attention import triton_kernel as attention
 
@@ -196,12 +227,15 @@ def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability
     types = dict.fromkeys(names, "i32") | dict.fromkeys(numbers.split(), "fp32")
     for kind, group in pointers.items():
         types |= dict.fromkeys(group.split(), kind)
+    early = {"EARLY": capability >= 90} if "EARLY" in names else {}
+    constants = constants | early
     types |= dict.fromkeys(constants, "constexpr")
     fixed = {each.name for each in kernel.params if not each.do_not_specialize}
     whole = [n for n in names if types[n][0] in "*i" and n in fixed]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
     source = triton.compiler.ASTSource(kernel, types, constants, attributes)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
+    options["launch_pdl"] = early.get("EARLY", False)
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     binary = Path(sys.argv[1]) / "kernel.cubin"
     binary.write_bytes(found.asm["cubin"])
@@ -225,6 +259,10 @@ flags = {"INTERLEAVED": False, "NORMED": True, "FLOAT_WEIGHT": False, "ON_DEVICE
 compiled(rows.rope_kernel, pointers, "eps", sizes | flags)
 sizes = {"WIDTH": 11008, "BLOCK": 1024, "GELU": True}
 compiled(rows.gate_kernel, {"*bf16": "both out"}, "", sizes, capability=80)
+pointers = {"*bf16": "logits", "*i64": "best", "*fp32": "tops sums"}
+compiled(ranking.rank_block, pointers, "", {"BLOCK": 4096}, warps=8)
+pointers = {"*i64": "best ids", "*fp32": "tops sums shares"}
+compiled(ranking.rank_row, pointers, "", {"BLOCKS": 64})
 """
 
 
@@ -241,7 +279,7 @@ def test_all_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     found = {name: (int(shared), int(stack)) for name, shared, stack, _ in lines}
-    assert len(found) == 5
+    assert len(found) == 7
     assert 2 * (found["attend"][0] + 1024) <= 228 * 1024
     assert lines[0][3] == "True"
     # A few registers of attention may be spilled, not tiles.

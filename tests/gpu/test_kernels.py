@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ladecli.decoder import sampling
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.model.attention import BACKENDS, choose_backend
@@ -139,6 +140,21 @@ def test_row_kernels_in_bfloat16() -> None:
     gate, up = both.float().chunk(2, dim=-1)
     assert error(ops().gate(both, "silu"), F.silu(gate) * up) < 1e-2
     assert error(ops().gate(both, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 128_256), (9, 49_152), (64, 300)])
+@torch.inference_mode()
+def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
+    from ladecli.decoder.triton_ranking import rank
+
+    logits = randn(rows, vocabulary, dtype=dtype)
+    for count in (0, 6, 12):
+        (ids, shares), (expected, known) = rank(logits, count), sampling.rank(logits, count)
+        assert torch.equal(ids[:, 0], expected[:, 0])
+        assert torch.equal(logits.gather(1, ids), logits.gather(1, expected))
+        if count:
+            torch.testing.assert_close(shares, known)
 
 
 def test_attention_is_compiled_in_threads(tmp_path: Any, monkeypatch: Any) -> None:

@@ -156,7 +156,7 @@ def test_the_trial_tells_right_kernels_from_wrong_ones() -> None:
     assert forward.kernels
     runner = CudaGraphs(forward, trial.new_cache(forward), decoder.facts, decoder.max_context)
     assert trial.failure(runner) is None
-    norm = forward.layers[0].before_attention
+    norm = forward.layers[0].norms.before_attention
     assert norm is not None
     before, kept = norm.weight, norm.weight.clone()
     before.data.mul_(1.5)

@@ -16,6 +16,7 @@ from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
 from ..faults import check_device, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
 from ..run.runner import Runner, whole
+from ..sampling import rank
 from ..strategy import Draft
 from ..tree import ROOT, TokenTree
 from .families import ModelFacts
@@ -31,6 +32,9 @@ LENGTH = 12
 """Tokens of the trial text."""
 GPU_LENGTH, GPU_WIDTH = 80, 24
 """The same on a GPU, and tokens of the trial's wide step: kernels differ by the rows of a tile."""
+
+RANKED = 6
+"""Tokens that are ranked after each of the last two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class Trial:
         """
         try:
             off = self._difference(runner)
+            ranked = self._ranks(runner)
         except DeviceLostError:
             raise
         except Exception as error:
@@ -92,7 +97,7 @@ class Trial:
             return "gave NaN logits"
         if off > TOLERANCE[self.dtype]:
             return f"was off by {off:.1g} of the logits' spread"
-        return None
+        return None if ranked else "ranked its tokens wrongly"
 
     @torch.inference_mode()
     def is_batch_invariant(self, runner: Runner) -> bool:
@@ -113,6 +118,16 @@ class Trial:
             node = tree.grow(node, token, "trial")
         together = runner.run(layout.build(text[:1], 0, Draft(tree)))
         return torch.equal(together[::2], torch.cat(alone))
+
+    @torch.inference_mode()
+    def _ranks(self, runner: Runner) -> bool:
+        """Whether the runner finds the most probable tokens."""
+        logits = self.expected[-2:].to(runner.device, runner.model.dtype)
+        found, shares = runner.rank(logits, RANKED)
+        ids, expected = rank(logits, RANKED)
+        # Of those that are equally probable, any may be ranked first.
+        same = torch.equal(logits.gather(1, found), logits.gather(1, ids))
+        return same and torch.allclose(shares, expected, rtol=1e-3)
 
     @torch.inference_mode()
     def _difference(self, runner: Runner) -> float:

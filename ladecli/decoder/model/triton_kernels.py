@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention.triton import power_of_two
+from .attention.triton import early, power_of_two
+from .attention.triton_kernel import begin_early
 from .forward import StepCache
 from .layer import Layer, Norm, norm_heads
 from .rotary import Rotary
@@ -43,6 +44,7 @@ def _scaled(x, root, weight, FLOAT_WEIGHT: tl.constexpr, TYPE: tl.constexpr):
 def norm_kernel(
     x, update, weight, out, x_row, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, FLOAT_WEIGHT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One row: if ADD, `x += update`; then `out`, the norm of `x`.  The grid is (rows)."""
     row = tl.program_id(0).to(tl.int64)
@@ -50,6 +52,7 @@ def norm_kernel(
     inside = place < WIDTH
     TYPE: tl.constexpr = out.dtype.element_ty
     scale = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
+    begin_early(EARLY)
     value = tl.load(x + row * x_row + place, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         more = tl.load(update + row * WIDTH + place, mask=inside, other=0.0)
@@ -68,8 +71,10 @@ def rope_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, ROTARY: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORMED: tl.constexpr, FLOAT_WEIGHT: tl.constexpr, ON_DEVICE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_H heads of one token, queries before keys before values; the grid is (T, blocks)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     place = tl.arange(0, BLOCK_D)[None, :]
@@ -106,8 +111,12 @@ def rope_kernel(
 
 
 @triton.jit
-def gate_kernel(both, out, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
+def gate_kernel(
+    both, out, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
     """`act(gate) * up` of one block of one token; the grid is (T, blocks)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < WIDTH
@@ -162,6 +171,7 @@ class TritonOps(TorchOps):
         sizes |= {"ROTARY": cos.shape[-1], "BLOCK_H": 4, "BLOCK_D": power_of_two(size)}
         flags = {"NORMED": q_norm is not None, "FLOAT_WEIGHT": in_float}
         flags |= {"INTERLEAVED": rotary.interleaved, "ON_DEVICE": isinstance(start, Tensor)}
+        flags |= early(qkv.device)
         tensors = qkv, cos, sin, *weights, query, keys, values, start
         grid = len(qkv), -(-(queries + 2 * kv_heads) // 4)
         with torch.cuda.device(qkv.get_device()):
@@ -176,6 +186,7 @@ class TritonOps(TorchOps):
         count, width = len(gate_up), gate_up.shape[1] // 2
         out, block = gate_up.new_empty((count, width)), min(1024, power_of_two(width))
         flags = {"GELU": activation == "gelu_tanh", "enable_fp_fusion": False}
+        flags |= early(gate_up.device)
         with torch.cuda.device(gate_up.get_device()):
             gate_kernel[count, -(-width // block)](
                 gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=block, **flags
@@ -190,6 +201,7 @@ def _norm(x: Tensor, update: Tensor | None, norm: Norm) -> Tensor:
     out, block = x.new_empty((count, width)), power_of_two(width)
     sizes = {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}
     flags = {"ADD": update is not None, "FLOAT_WEIGHT": norm.weight.dtype != x.dtype}
+    flags |= early(x.device)
     tensors = x, x if update is None else update, norm.weight, out
     with torch.cuda.device(x.get_device()):
         norm_kernel[count,](

@@ -17,6 +17,7 @@ from ..layout import StepLayout
 from ..model.attention.mask import StepMask
 from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
+from ..sampling import rank
 from ..transfer import to_device
 
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -100,6 +101,14 @@ class Runner:
         model.use("sdpa")
         self.notices.append(f"steps run without Triton kernels, and slower: {why}")
         return self.run(layout)
+
+    def rank(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
+        """See `sampling.rank`."""
+        if not uses_triton(self.model):
+            return rank(logits, successors)
+        from ..triton_ranking import rank as fused
+
+        return fused(logits, successors)
 
     def forget(self) -> None:
         """Let go of what is kept for further steps."""

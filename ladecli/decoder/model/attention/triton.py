@@ -189,6 +189,7 @@ def _attend(
         WINDOWED=window is not None,
         CAPPED=softcap is not None,
         SINKS=sinks is not None,
+        **early(query.device),
         num_warps=launch.warps,
         num_stages=launch.stages,
         enable_fp_fusion=True,
@@ -205,9 +206,21 @@ def _join(launch: Launch, part: Tensor, lse: Tensor, out: Tensor) -> None:
         SIZE=size,
         BLOCK_D=max(16, power_of_two(size)),
         BLOCK_S=power_of_two(launch.splits),
-        num_warps=4 if launch.splits <= 32 else 8,
+        # With more of them a step of 64 tokens took 12 us for what one does in 3, on an H200.
+        num_warps=1,
         enable_fp_fusion=True,
     )
+
+
+@cache
+def early(device: torch.device) -> dict[str, bool]:
+    """What a kernel is launched with so as to be set up while the last one still runs, where the
+    device can do that: NVIDIA's programmatic dependent launch.  On an H200 it takes 2 to 4 % off a
+    step of 8 billion parameters; `join`, many small programs, is slower with it."""
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    if nvidia and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
 
 
 @cache

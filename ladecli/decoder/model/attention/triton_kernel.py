@@ -22,6 +22,14 @@ _VARYING = ["count", "window", "splits", "sinks", "length", "positions", "words"
 
 
 @triton.jit
+def begin_early(EARLY: tl.constexpr):
+    """Let the next kernel be set up from here on, and wait for what the last ones wrote."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def _score(rows, keys, scaling, softcap, CAPPED: tl.constexpr, DOT: tl.constexpr):
     """Scores of keys [N, D] for rows [M, D], times log2(e): float32 [M, N]."""
     # Float32 is multiplied as such: TF32 would not be exact.
@@ -57,7 +65,7 @@ def attend(
     out_head, out_token, out_split, count, window, scaling, softcap,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, DOT: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr, SINKS: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile of rows of one key head over one split of its keys.
 
@@ -84,6 +92,7 @@ def attend(
         BLOCK_D: SIZE as a power of two.
         DOT: type in which matrices are multiplied.
     """
+    begin_early(EARLY)
     head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
