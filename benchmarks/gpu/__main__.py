@@ -26,7 +26,8 @@ SECONDS = 450.0
 LEAST = 20.0
 """A part is not started with less time than this: torch has to be imported."""
 PROMPT = " ".join(f"w{7 * i % 200}" for i in range(64))
-METHODS = "autoregressive,lookahead,hf,hf-prompt-lookup"
+OWN = "autoregressive,lookahead"
+STOCK = "autoregressive,lookahead,hf,hf-prompt-lookup"
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     # Beside what its caller has put there, where no package can be installed.
@@ -107,10 +108,15 @@ def plan(args: argparse.Namespace, folder: Path) -> list[Part]:
     part = [python, str(Path(__file__).with_name("parts.py")), *(["--rehearse"] * rehearse)]
     lade, cpu = [python, "-m", "ladecli"], ["--device", "cpu"] * rehearse
     generate = [*lade, "generate", "-n", "32", "--prompt", PROMPT, "--quiet", *cpu]
-    bench = [*lade, "bench", "--quiet", "--json", "-n", "8" if rehearse else "128", *cpu]
-    real = bool(args.model or small)
-    bench += ["--repeat", "1", "--limit", "6"] if real else ["--repeat", "2", "--limit", "1"]
-    bench += ["--prompts", args.prompts, *([] if real else ["--ignore-eos"]), "--strategies"]
+    bench = [*lade, "bench", "--quiet", "--json", "--prompts", args.prompts, *cpu]
+    if args.model or small:
+        bench += ["--repeat", "1"]
+        most, few = ["-n", "128", "--limit", "14"], ["-n", "64", "--limit", "4"]
+    else:  # every text is a loop
+        bench += ["--repeat", "2", "--limit", "1", "--ignore-eos"]
+        most = few = ["-n", "8" if rehearse else "128"]
+    own, stock = [*bench, *most, "--strategies", OWN], [*bench, *few, "--strategies", STOCK]
+    compiled = [*bench, *few, "--strategies", "autoregressive,hf-compiled"]
     sampling = ["-t", "0.8", "--top-p", "0.95"]
     tests = [python, "-m", "pytest", "-q", "--maxfail=8", "--timeout=60", "tests/gpu"]
     make = [*part, "make", "tiny" if rehearse else "8b" if small else "7b", model]
@@ -120,13 +126,14 @@ def plan(args: argparse.Namespace, folder: Path) -> list[Part]:
         Part(f"steps {shapes[0]}", [*part, "steps", shapes[0]], 90),
         Part("tests", tests if rehearse else ["env", "LADE_TEST_GPU=1", *tests], 90),
         *([] if args.model else [Part("make", [*make, *([small] if small else [])], 90)]),
-        Part("beside transformers", [*bench, METHODS, model], 120),
+        Part("lookahead", [*own, model], 90),
+        Part("beside transformers", [*stock, model], 120),
         Part("load", [*part, "load", model], 90, "cold"),
         Part("lade generate, cold", [*generate, model], 90),
         Part("lade generate, warm", [*generate, model], 60),
-        Part("sampled", [*bench, "autoregressive,lookahead", *sampling, model], 60),
-        *([Part("small model", [*bench, METHODS, small], 60)] if small else []),
-        Part("compiled", [*bench, "autoregressive,hf-compiled", model], 120),
+        Part("sampled", [*own, *sampling, model], 60),
+        *([Part("small model", [*own, small], 60)] if small else []),
+        Part("compiled", [*compiled, model], 120),
         *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in shapes[1:]),
     ]
 

@@ -28,19 +28,18 @@ LAUNCH = 0.6e-3
 """Seconds per layer that launching the kernels of an unfused forward takes, whatever its width.
 Llama-2-7B makes 41 tokens per second that way on an A100, where reading allows 150: 0.76 ms for
 each of 32 layers; hosts have become faster since."""
-SMALL_KERNELS, SMALL_KERNEL = 5, 2e-6
-"""In a layer of Llama by our own forward, beside its four products and its attention, and
-seconds that one takes inside a CUDA graph: the rotary embedding, which writes the cache as well,
-two sums with their normalisations, and the gate (`decoder/triton_kernels.py`); the fifth joins the
-splits of attention.  Their time is an estimate, not measured yet."""
-GRAPH_LAUNCH = SMALL_KERNELS * SMALL_KERNEL
-"""Seconds per layer of a captured step in which weights are not read."""
-HOST = 9e-6
-"""Seconds of drafting per token of a step: benchmarks/drafting.py within 64, where it is 9 to 12 µs
-by processor and hour."""
-BETWEEN = 50e-6
-"""Seconds of the host between two plain steps: an estimate, the sum of its parts timed alone."""
-READ_OUT = 20.0
+READING = 0.85
+"""The share of a bandwidth in a datasheet at which steps read weights."""
+CAPTURED, WIDER, TILES = 30e-6, 0.1e-6, 1e-3
+"""Seconds per layer of a captured step in which no weights are read, for attention, small kernels
+and the beginning of products; more seconds for each further token; and by how much of itself
+reading takes longer for each, because products share their work out otherwise.  Fitted to 135
+million, 1.5 and 8 billion parameters on an H200, like the following ones; see
+benchmarks/README.md."""
+BETWEEN, DRAFTED_BETWEEN, HOST = 0.12e-3, 0.16e-3, 6.5e-6
+"""Seconds of the host in which the device waits between two plain steps, more of them where a step
+has drafts, and for each further token of it."""
+READ_OUT = 15.0
 """Bytes per logit that a step with drafts reads and writes to choose and to rank tokens."""
 PRODUCTS, GROWTH, DRAFTED = 0.65, 0.11, 0.04
 """The share of products in a plain step on a CPU, by how much of itself the rest grows for each
@@ -72,13 +71,16 @@ def step_seconds(
         captured = False  # bitsandbytes asks the device for outliers in the middle of a step
     attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
     operations = width * (2.0 * shape.active + attention)
-    reading = read_bytes(shape, width, context) / rates.bandwidth
+    reading = read_bytes(shape, width, context) / (READING * rates.bandwidth)
     multiplying = operations / (SKINNY * rates.arithmetic)
     launching = 0.0 if captured else LAUNCH * shape.layers
     times = (reading, multiplying, launching)
     slowest = float(sum(t**SHARPNESS for t in times) ** (1.0 / SHARPNESS))
-    between = GRAPH_LAUNCH * shape.layers if captured else 0.0
-    return slowest + between + HOST * (width - 1)
+    if not captured:
+        return slowest + HOST * (width - 1)
+    further = width - 1
+    each = CAPTURED + WIDER * further
+    return slowest * (1.0 + TILES * further) + each * shape.layers + HOST * further
 
 
 def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig:
@@ -92,6 +94,7 @@ def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig
             step_seconds(rates, shape, width, context, captured=captured)
             + READ_OUT * shape.vocabulary * width / rates.bandwidth
             + BETWEEN
+            + DRAFTED_BETWEEN * (width > 1)
             for width in CAPTURED_WIDTHS
         ]
         # To three digits: the estimate is no better.
