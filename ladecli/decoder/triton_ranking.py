@@ -1,8 +1,8 @@
 """The most probable tokens of each row of logits by Triton kernels; importing this needs triton.
 
-By torch's `topk` and `softmax` that takes a tenth of the forward of 8 billion parameters.  Here a
-row is cut into blocks of tokens, of which each leaves its best ones and its part of the sum that
-probabilities are relative to; a second kernel joins them.
+By torch's `topk` and `softmax` that takes 2 to 5 % as long as the forward of 8 billion parameters.
+Here a row is cut into blocks of tokens, of which each leaves its best ones and its part of the sum
+that probabilities are relative to; a second kernel joins them.
 """
 
 # Triton's language has no types in Python.
@@ -48,6 +48,7 @@ def rank_block(logits, best, tops, sums, logits_row, vocabulary, count, BLOCK: t
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * logits_row + token, mask=token < vocabulary, other=float("-inf"))
     x = x.to(tl.float32)
+    x = tl.where(x == x, x, float("nan"))  # with a sign it would come after padding
     top = tl.max(x, 0)
     # A block may hold minus infinity alone, which less itself would be NaN.
     base = tl.where(top == float("-inf"), 0.0, top)
@@ -91,6 +92,7 @@ def rank_row(best, tops, sums, ids, shares, blocks, count, BLOCKS: tl.constexpr)
 
 def rank(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
     """As `sampling.rank`, for at most `MOST` tokens; numbers are always probabilities."""
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, vocabulary = logits.shape
     count = min(max(successors, 1), vocabulary)
     blocks = -(-vocabulary // _BLOCK)

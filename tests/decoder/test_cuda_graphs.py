@@ -183,12 +183,14 @@ def test_kernels_give_the_same_text(family: str) -> None:
     assert decoder.runner.graphs_made
 
 
-def test_a_kernel_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["gate", "rank"])
+def test_a_kernel_that_fails_is_done_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of resources\nshared memory")
 
     ops = triton_ops()
-    monkeypatch.setattr(ops, "gate", broken)
+    ranking = importlib.import_module("ladecli.decoder.triton_ranking")
+    monkeypatch.setattr(ops if name == "gate" else ranking, name, broken)
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
     expected = ids_of(run(decoder, prompt))
     decoder.forget()

@@ -95,20 +95,29 @@ class Runner:
         except Exception as error:
             if is_out_of_memory(error) or not uses_triton(model):
                 raise
-            check_device(model.device, error)
-            why = reason_of(error)
-        # A kernel can fail at a size that nothing has tried before.
-        model.use("sdpa")
-        self.notices.append(f"steps run without Triton kernels, and slower: {why}")
+            self._do_without_kernels(error)
         return self.run(layout)
 
     def rank(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
         """See `sampling.rank`."""
-        if not uses_triton(self.model):
-            return rank(logits, successors)
-        from ..triton_ranking import rank as fused
+        if uses_triton(self.model):
+            from .. import triton_ranking
 
-        return fused(logits, successors)
+            try:
+                if successors <= triton_ranking.MOST:
+                    return triton_ranking.rank(logits, successors)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self._do_without_kernels(error)
+        return rank(logits, successors)
+
+    def _do_without_kernels(self, error: Exception) -> None:
+        """Go on after a kernel of ours has failed, as one can at a size that nothing has tried
+        before; raises `DeviceLostError` where nothing can."""
+        check_device(self.model.device, error)
+        self.model.use("sdpa")
+        self.notices.append(f"steps run without Triton kernels, and slower: {reason_of(error)}")
 
     def forget(self) -> None:
         """Let go of what is kept for further steps."""

@@ -23,6 +23,8 @@ from .mask import CapturedMask, DeviceMask, Rules, StepMask
 
 _MOST_SPLITS = 128
 """More would not fit into the registers of the program that joins them."""
+_TO_JOIN = 8192
+"""Numbers that the registers of a warp hold while it joins splits."""
 _SHARED_MEMORY = 100 * 1024
 """Bytes per multiprocessor that every GPU since 2020 has."""
 
@@ -206,8 +208,7 @@ def _join(launch: Launch, part: Tensor, lse: Tensor, out: Tensor) -> None:
         SIZE=size,
         BLOCK_D=max(16, power_of_two(size)),
         BLOCK_S=power_of_two(launch.splits),
-        # With more of them a step of 64 tokens took 12 us for what one does in 3, on an H200.
-        num_warps=1,
+        num_warps=warps_to_join(launch.splits, size),
         enable_fp_fusion=True,
     )
 
@@ -216,11 +217,20 @@ def _join(launch: Launch, part: Tensor, lse: Tensor, out: Tensor) -> None:
 def early(device: torch.device) -> dict[str, bool]:
     """What a kernel is launched with so as to be set up while the last one still runs, where the
     device can do that: NVIDIA's programmatic dependent launch.  On an H200 it takes 2 to 4 % off a
-    step of 8 billion parameters; `join`, many small programs, is slower with it."""
+    step of 8 billion parameters.  `join` does without: of four warps each, its programs kept places
+    that attention needed."""
     nvidia = device.type == "cuda" and torch.version.hip is None
     if nvidia and torch.cuda.get_device_capability(device) >= (9, 0):
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}
+
+
+def warps_to_join(splits: int, size: int) -> int:
+    """Of a program that joins a row of `size` numbers: as few as have the registers.
+
+    With four a step of 64 tokens took 12 us for what one did in 3, on an H200.
+    """
+    return max(1, power_of_two(splits) * max(16, power_of_two(size)) // _TO_JOIN)
 
 
 @cache
