@@ -29,7 +29,7 @@ LAUNCH = 0.6e-3
 Llama-2-7B makes 41 tokens per second that way on an A100, where reading allows 150: 0.76 ms for
 each of 32 layers; hosts have become faster since."""
 READING = 0.85
-"""The share of a bandwidth in a datasheet at which steps read weights; of that of a copy it is more."""
+"""The share of a bandwidth in a datasheet at which steps read weights; more of a copy's."""
 CAPTURED, WIDER, TILES = 30e-6, 0.1e-6, 1e-3
 """Seconds per layer of a captured step in which no weights are read, for attention, small kernels
 and the beginning of products; more seconds for each further token; and by how much of itself
