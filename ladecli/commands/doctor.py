@@ -181,7 +181,13 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} on {system}")
     if found := version("transformers"):
         yield Finding("transformers", found)
-    for need in map(Requirement, metadata.requires("ladecli") or ()):
+    try:
+        needs = metadata.requires("ladecli") or []
+    except metadata.PackageNotFoundError:
+        value = "not compared with what lade needs: it is not installed, and runs from its folder"
+        yield Finding("packages", value, NOTE, "pip install -e . in that folder")
+        return
+    for need in map(Requirement, needs):
         found = version(need.name)
         wanted = need.marker is None or need.marker.evaluate({"extra": ""})
         wrong = [s for s in need.specifier if found and not s.contains(found, prereleases=True)]

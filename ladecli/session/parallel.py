@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -329,13 +328,12 @@ def connect(ranks: DistributedTransport, request: RankedOptions) -> None:
     Raises:
         RankError: a rank failed, or differs.
     """
+    from ..profiles.user import versions_here
     from ..specs import device
 
     here = device.detect(request.device)
     ranks.connect(here.torch_name, split=request.parallel_mode == "tensor")
-    packages = ("ladecli", "torch", "transformers")
-    mine = {name: importlib.metadata.version(name) for name in packages}
-    mine |= {"Python": platform.python_version(), "device": here.kind}
+    mine = {**versions_here(), "Python": platform.python_version(), "device": here.kind}
     for name in sorted({each.name for each in fields(RankedOptions)} - _PER_RANK_OPTIONS):
         mine[name.replace("_", "-")] = getattr(request, name)
     _compare(ranks, mine)
