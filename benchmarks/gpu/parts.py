@@ -35,6 +35,7 @@ SUCCESSORS = 4
 """Of every output, as lookahead asks for them."""
 ROUNDS, REPEATS = 5, 8
 """Turns in which widths are timed, and launches in each."""
+GREEDY, DRAWN = SamplingConfig(), SamplingConfig(temperature=0.8, top_p=0.95)
 CACHE_BYTES = 1 << 27
 """More than the cache of any GPU holds."""
 
@@ -224,17 +225,18 @@ def steps(name: str) -> None:
         if not launches:
             show({"failed_because": "no step was captured"})
             return
-        device: dict[int, list[float]] = {width: [] for width in WIDTHS}
-        whole: dict[int, list[float]] = {width: [] for width in WIDTHS}
+        device, greedy, drawn = ({width: [] for width in WIDTHS} for _ in range(3))
         for turn in range(1 if REHEARSAL else ROUNDS):
             for width in WIDTHS[:: -1 if turn % 2 else 1]:
                 device[width] += burst(launches[width], REPEATS)
-                read = partial(whole_step, decoder, layouts[width], drafts[width])
-                whole[width] += [timed(read)[1] for _ in range(REPEATS)]
+                for found, sampling in ((greedy, GREEDY), (drawn, DRAWN)):
+                    read = partial(whole_step, decoder, layouts[width], drafts[width], sampling)
+                    found[width] += [timed(read)[1] for _ in range(REPEATS)]
         seconds = {width: statistics.median(device[width]) for width in WIDTHS}
         figures = {
             "device_ms": {width: round(1e3 * s, 3) for width, s in seconds.items()},
-            "whole_ms": {w: round(1e3 * statistics.median(whole[w]), 3) for w in WIDTHS},
+            "whole_ms": {w: round(1e3 * statistics.median(greedy[w]), 3) for w in WIDTHS},
+            "drawn_ms": {w: round(1e3 * statistics.median(drawn[w]), 3) for w in WIDTHS},
             "of_plain": {w: round(s / seconds[1], 3) for w, s in seconds.items()},
             "plain_share_of_copy": round(reads / seconds[1] / rate, 3),
         }
@@ -302,9 +304,11 @@ def random_draft(width: int) -> Draft:
     return Draft(tree, successors=SUCCESSORS if tree else 0)
 
 
-def whole_step(decoder: Decoder, step: layout.StepLayout, draft: Draft) -> None:
+def whole_step(
+    decoder: Decoder, step: layout.StepLayout, draft: Draft, sampling: SamplingConfig
+) -> None:
     """A step as the loop runs it, up to the tokens on the host."""
-    sampler = Sampler(SamplingConfig(), rank=decoder.runner.rank)
+    sampler = Sampler(sampling, rank=decoder.runner.rank)
     decoder.runner.start(step, partial(sampler.read, layout=step, draft=draft))()
 
 
