@@ -36,7 +36,8 @@ class Chained(Executor):
 
     def room(self, state: State) -> Room:
         """See `Executor`: only a chain can be verified."""
-        load = len(state.tokens) - self.cache.length
+        begins = len(state.tokens) == state.prompt_length
+        load = 1 if begins else len(state.tokens) - self.cache.length
         return replace(super().room(state), loads=(load,), branches=False)
 
     def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
