@@ -22,7 +22,8 @@ A map, in the order in which a step passes through it:
   continuation at a time, or none, with their own cache.  `attention`: backends, and the mask in
   the form that each reads
 - `kv_cache`    keys and values by slot; `transfer`: copies between host and device
-- `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with
+- `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with;
+  `triton_ranking`: the most probable ones on a GPU
 - `rescoring`   logits of a text again: rounding, or a fault?
 - `config`, `events`, `errors`   the values that cross the door
 - `compat`, `quiet`, `faults`   what differs between versions of transformers; warnings of
