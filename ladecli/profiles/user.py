@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import __version__, files
+from .. import files
 from ..errors import LadeError, UsageError, counted
 from ..specs.memory import ModelSpec
 from .schema import Profile, Tuned, dump, parse
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NEAR = 0.1
 """A tuned profile is for models whose size differs by at most this share."""
-_PACKAGES = ("torch", "transformers")
+_PACKAGES = {"torch": "torch", "transformers": "transformers", "lade": "ladecli"}
 """What a measurement depends on, and the names of the packages."""
 
 
@@ -84,10 +84,10 @@ def write(profile: Profile) -> Path:
 
 
 def versions_here() -> dict[str, str]:
-    """The versions of what a measurement depends on; lade need not be installed itself."""
+    """The installed versions of what a measurement depends on."""
     from ..specs.model_files import version
 
-    return {name: version(name) or "unknown" for name in _PACKAGES} | {"lade": __version__}
+    return {name: version(package) or "unknown" for name, package in _PACKAGES.items()}
 
 
 def key_of(device: Device) -> str:
