@@ -24,7 +24,7 @@ from ..errors import LoadError, UsageError, counted
 from ..options.commands import PlanRequest
 from ..options.model import PlacementOptions
 from ..profiles import Profile, Rates, user
-from ..profiles.derive import HOST, LAUNCH, step_seconds
+from ..profiles.derive import HOST, LAUNCH, READING, step_seconds
 from ..profiles.recognise import recognise
 from ..specs import catalogue, memory
 from ..specs.memory import FULL, ModelSpec
@@ -150,7 +150,7 @@ def _assumptions(found: dict[str, Any]) -> list[str]:
         for place, link in zip(("within a node", "between"), places, strict=True)
     )
     return [
-        f"a GPU reads {gpu['bandwidth'] / 1e9:.0f} GB/s and computes"
+        f"a GPU reads {READING} of {gpu['bandwidth'] / 1e9:.0f} GB/s and computes"
         f" {gpu['arithmetic'] / 1e12:.3g} TFLOP/s in {model['compute']} ({gpu['source']});"
         f" decoding may take {usable} of its memory",
         *joined,
