@@ -449,15 +449,23 @@ def test_a_trace_that_cannot_be_written_to_its_end_costs_no_answer(lade: Any) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-@pytest.mark.parametrize("place", ["/dev/full", "&-"])
+@pytest.mark.parametrize("closed", [False, True], ids=["full", "closed"])
 @pytest.mark.parametrize(
     "command", ["--version", "generate -p a -n 3", "generate -p a -n 3 --json"]
 )
-def test_an_answer_that_cannot_be_written_is_no_success(command: str, place: str) -> None:
-    call = f"{sys.executable} -m ladecli {command} >{place}"
-    done = subprocess.run(call, shell=True, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert "lade: not all of the output could be written" in done.stderr.splitlines()[-1]
+def test_an_answer_that_cannot_be_written_is_no_success(
+    command: str, closed: bool, tmp_path: Path
+) -> None:
+    errors = tmp_path / "errors"
+    with (
+        open(os.devnull) as nothing,
+        open("/dev/full", "w") as full,
+        errors.open("w") as written,
+    ):
+        out = None if closed else full.fileno()
+        streams = nothing.fileno(), out, written.fileno()
+        assert forked.Forked(command.split(), streams, os.environ).wait() == 1
+    assert "lade: not all of the output could be written" in errors.read_text().splitlines()[-1]
 
 
 def test_a_system_message_of_every_call_gives_way_to_raw(
