@@ -126,6 +126,8 @@ def load_decoder(
     wanted = Wanted(attention, join, pack, races, widths, limit + GROWTH, captured)
     way = find_way(model, facts, wanted)
     if not on_gpu:
+        if races is not None and not isinstance(way.forward, Transformer):
+            races.watch_only(model.modules())
         give_back()  # what trials took
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,12 @@ from ladecli.decoder.model.cpu_formats import (
 )
 from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.form_races import MANY, ONE, ROWS, Races, key
+from ladecli.decoder.model.own_cache import OwnCacheModel
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CPU_TYPES, join_plain
 
 from ..decoding import ids_of, run, transformers_ids
-from ..families import model_of, prompt_for
+from ..families import model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
 
@@ -249,6 +251,20 @@ def test_what_more_rows_cost_is_summed_over_weights() -> None:
     for shape in (*shapes, shapes[0]):
         races.choose(torch.float32, shape, ["rows"])
     assert races.spread() == {4: 1.0, 8: (3.0 + 6.0 + 3.0) / 3, 16: 1.0}
+
+
+def test_a_forward_that_is_not_ours_has_its_products_as_they_are() -> None:
+    model, known = new_model("stablelm"), {}
+    shapes = {each.weight.shape for each in model.modules() if isinstance(each, nn.Linear)}
+    for shape, rows in product(shapes, ROWS):
+        known[key(torch.float32, shape, rows)] = {"rows": 1.0 if rows == 1 else 5.0}
+    races = Races(known, seconds=0.0)
+    decoder = load_decoder(model, races=races)
+    assert isinstance(decoder.runner.model, OwnCacheModel)
+    assert races.spread() == {4: 5.0, 8: 5.0, 16: 5.0}
+    timed = Races(seconds=5.0)
+    load_decoder(model, races=timed)
+    assert [*timed.spread()] == [4, 8, 16]
 
 
 @HALVES

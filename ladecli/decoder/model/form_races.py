@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .cpu_formats import AS_IT_IS, FORMS, Form, computed_in, forms_of
 from .release import give_back
@@ -31,10 +32,34 @@ CACHE_BYTES = 3 << 24
 """Read between passes, so that raced weights come from memory as in a step: from a cache that cores
 share, those of float32 come twice as fast."""
 RACE_PASSES = 3
+UNCHANGED = "rows"
+"""The form of a weight that a forward of transformers multiplies with."""
 MARGIN = 0.1
 """Of a single row's time that one form for all rows may cost."""
 PROMPT_MARGIN = 0.15
 """Of steps' time that a form which is faster for prompts may cost."""
+
+
+class Watched(NamedTuple):
+    """A weight [out, in] whose one form is timed where it is."""
+
+    name: str  # of the form
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weight."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def key(self, rows: int) -> str:
+        """The name of its race."""
+        return key(self.dtype, self.shape, rows)
+
+    def input(self, rows: int) -> Tensor:
+        """What is multiplied with it."""
+        dtype = self.dtype if self.dtype.is_floating_point else torch.float32
+        return torch.ones((rows, self.shape[1]), dtype=dtype)
 
 
 class Races:
@@ -57,7 +82,8 @@ class Races:
         self._left = RACE_SECONDS if seconds is None else seconds
         self._taken: list[list[float]] = []  # microseconds, by `ROWS`
         # Of a forward that was given up, they are to go.
-        self._watched: dict[tuple[str, tuple[int, ...]], WeakSet[Form]] = {}
+        self._watched: dict[Watched, WeakSet[Form]] = {}
+        self._unchanged: list[Form] = []  # nobody else has these
 
     def choose(
         self, dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]
@@ -88,17 +114,32 @@ class Races:
         self._taken.append([by[first if rows == ONE else best] for rows, by in times.items()])
         return first, best
 
-    def watch(self, form: Form, name: str, shape: Sequence[int]) -> None:
-        """Let `spread` count a weight of integers, [out, in], which has no other form."""
-        self._watched.setdefault((name, tuple(shape)), WeakSet()).add(form)
+    def watch(
+        self, form: Form, name: str, shape: Sequence[int], dtype: torch.dtype = torch.int8
+    ) -> None:
+        """Let `spread` count a weight, [out, in], which has no other form, for as long as that is
+        there."""
+        self._watched.setdefault(Watched(name, dtype, tuple(shape)), WeakSet()).add(form)
+
+    def watch_only(self, modules: Iterable[nn.Module]) -> None:
+        """Let `spread` count the linear ones of these modules and nothing else: a forward that is
+        not ours multiplies with them as they are."""
+        self._taken.clear()
+        self._watched.clear()
+        for module in modules:
+            if type(module) is nn.Linear:
+                weight = module.weight.detach()
+                form = FORMS[UNCHANGED](weight)
+                self._unchanged.append(form)
+                self.watch(form, UNCHANGED, weight.shape, weight.dtype)
 
     def spread(self) -> dict[int, float]:
         """How many times as long as those of one row products of more rows take, by rows, over all
         weights; {} if no race has shown."""
         taken = self._taken + [
             times
-            for (name, shape), forms in self._watched.items()
-            for times in [self._times_of(forms, name, shape)] * len(forms)
+            for watched, forms in self._watched.items()
+            for times in [self._times_of(forms, watched)] * len(forms)
             if times is not None
         ]
         if not taken:
@@ -106,18 +147,17 @@ class Races:
         one, *more = map(sum, zip(*taken, strict=True))
         return {rows: time / one for rows, time in zip(ROWS[1:], more, strict=True)}
 
-    def _times_of(
-        self, forms: Iterable[Form], name: str, shape: Sequence[int]
-    ) -> list[float] | None:
+    def _times_of(self, forms: Iterable[Form], watched: Watched) -> list[float] | None:
         """Microseconds of a watched weight by `ROWS`; None where there was no time to find out."""
-        names = {rows: key(torch.int8, shape, rows) for rows in ROWS}
+        name = watched.name
+        names = {rows: watched.key(rows) for rows in ROWS}
         if not all(name in self.known.get(of, ()) for of in names.values()):
             if self._left <= 0.0:
                 return None
-            some = [*islice(forms, max(RACE_BYTES // (shape[0] * shape[1]), 2))]
+            some = [*islice(forms, max(RACE_BYTES // watched.nbytes, 2))]
             evict = partial(self._read_others, forms)
             for rows, of in names.items():
-                found = self._run({name: some}, torch.ones((rows, shape[1])), evict)
+                found = self._run({name: some}, watched.input(rows), evict)
                 self.known.setdefault(of, {}).update(found)
             self.run += 1
             give_back()  # what products took
@@ -178,11 +218,11 @@ class Races:
         """Read other watched weights than those that are raced: all are in memory by now, and
         anything else would come on top of them."""
         left = CACHE_BYTES
-        for (_, (rows, columns)), forms in self._watched.items():
+        for watched, forms in self._watched.items():
             for form in forms if forms is not raced else ():
                 if left > 0:
-                    form(torch.ones((1, columns)), None)
-                    left -= rows * columns
+                    form(watched.input(1), None)
+                    left -= watched.nbytes
 
 
 def _beside(form: str, forms: Collection[str], once: bool) -> Collection[str]:
