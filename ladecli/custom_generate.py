@@ -250,7 +250,7 @@ def _known(model: Any) -> _Known:
 def _products_of(model: Any, device: Device) -> dict[int, float]:
     """What products of more rows take here, whose weights stay as they are; see `Races.spread`."""
     raced = Races(races.read(device))
-    raced.watch_only(model.modules())
+    raced.watch_only(model)
     found = raced.spread()
     if raced.run:
         races.write(device, raced.known)

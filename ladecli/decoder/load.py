@@ -127,7 +127,7 @@ def load_decoder(
     way = find_way(model, facts, wanted)
     if not on_gpu:
         if races is not None and not isinstance(way.forward, Transformer):
-            races.watch_only(model.modules())
+            races.watch_only(model)
         give_back()  # what trials took
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices

@@ -27,6 +27,7 @@ from ladecli.decoder.model.cpu_formats import (
 )
 from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.form_races import MANY, ONE, ROWS, Races, key
+from ladecli.decoder.model.int8 import quantise
 from ladecli.decoder.model.own_cache import OwnCacheModel
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CPU_TYPES, join_plain
@@ -265,6 +266,9 @@ def test_a_forward_that_is_not_ours_has_its_products_as_they_are() -> None:
     timed = Races(seconds=5.0)
     load_decoder(model, races=timed)
     assert [*timed.spread()] == [4, 8, 16]
+    quantise(model)
+    load_decoder(model, races=races)
+    assert races.spread() == {}, "the head alone is as it was"
 
 
 @HALVES

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .cpu_formats import AS_IT_IS, FORMS, Form, computed_in, forms_of
+from .int8 import holds_int8
 from .release import give_back
 
 ONE, MANY = 1, 16
@@ -121,12 +122,14 @@ class Races:
         there."""
         self._watched.setdefault(Watched(name, dtype, tuple(shape)), WeakSet()).add(form)
 
-    def watch_only(self, modules: Iterable[nn.Module]) -> None:
-        """Let `spread` count the linear ones of these modules and nothing else: a forward that is
-        not ours multiplies with them as they are."""
+    def watch_only(self, model: nn.Module) -> None:
+        """Let `spread` count a model's linear layers and nothing else: a forward that is not ours
+        multiplies with them as they are.  Where weights are packed, the others say nothing."""
         self._taken.clear()
         self._watched.clear()
-        for module in modules:
+        if holds_int8(model) or getattr(model, "quantization_method", None) is not None:
+            return
+        for module in model.modules():
             if type(module) is nn.Linear:
                 weight = module.weight.detach()
                 form = FORMS[UNCHANGED](weight)
