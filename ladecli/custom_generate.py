@@ -21,7 +21,6 @@ from .decoder.events import Finished
 from .decoder.kv_cache import LayerShape
 from .decoder.load import Wanted, find_way, new_cache
 from .decoder.model.families import ModelFacts, model_facts
-from .decoder.model.form_races import Races
 from .decoder.model.forward import Forward
 from .decoder.model.modified import fingerprint, intervention, prepares_inputs
 from .decoder.model.own_cache import OwnCacheModel
@@ -31,9 +30,8 @@ from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
 from .generation_config import REFUSED, refused
 from .options.model import StepOptions
-from .profiles import races
-from .session.setup import choose_profile
-from .specs.device import Device, detect
+from .session.setup import choose_profile, products_as_they_are
+from .specs.device import detect
 from .specs.model_spec import empty_model, spec_of
 
 
@@ -234,7 +232,7 @@ def _known(model: Any) -> _Known:
         device = detect(str(model.device))
         choice = choose_profile(None, steps, device, spec)
         if device.kind == "cpu":
-            choice = choice.on_products(_products_of(model, device))
+            choice = choice.on_products(products_as_they_are(model, device))
         settings, notices = choice.lookahead, [*choice.notices]
     what = intervention(model)
     kind, shapes, more = _forward_of(model, what)
@@ -245,16 +243,6 @@ def _known(model: Any) -> _Known:
     known = _Known(state, settings, kind, shapes, what is not None, tuple(notices))
     _MODELS[model] = known
     return known
-
-
-def _products_of(model: Any, device: Device) -> dict[int, float]:
-    """What products of more rows take here, whose weights stay as they are; see `Races.spread`."""
-    raced = Races(races.read(device))
-    raced.watch_only(model)
-    found = raced.spread()
-    if raced.run:
-        races.write(device, raced.known)
-    return found
 
 
 def _forward_of(

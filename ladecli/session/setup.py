@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import profiles
 from ..decoder.config import check_attention, chunk_on
@@ -240,3 +240,16 @@ def choose_profile(
     measure = partial(machine.measure_rates, device, shape.compute)
     # A device that is too full to be measured gets cautious settings.
     return attempt(select, measure=measure) or select()
+
+
+def products_as_they_are(model: Any, device: Device) -> dict[int, float]:
+    """What products of more rows take on a CPU, of weights that nothing is made of; see
+    `Races.spread`."""
+    from ..decoder.model.form_races import Races
+
+    raced = Races(races.read(device))
+    raced.watch_only(model)
+    found = raced.spread()
+    if raced.run:
+        races.write(device, raced.known)
+    return found
