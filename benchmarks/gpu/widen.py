@@ -50,8 +50,8 @@ def widen(small: Any, sizes: tuple[int, int, int, int, int]) -> Any:
     with torch.device(like.device):
         large = transformers.AutoModelForCausalLM.from_config(config, dtype=like.dtype)
     group, old_group = heads // kv_heads, old.num_attention_heads // old.num_key_value_heads
-    # A rotary embedding turns a number of a head's first half and one of its second, and twice as
-    # many pairs turn at twice as many speeds, every second of which is one of the small model's.
+    # A rotary embedding turns a number of a head's first half with one of its second.  In a larger
+    # head more pairs turn, at more speeds: one in `step` of these is one of the small model's.
     step = HEAD_SIZE // old.head_dim
     places = torch.arange(0, HEAD_SIZE, step, device=like.device)
     rows = [h // old_group * group + h % old_group for h in range(old.num_attention_heads)]

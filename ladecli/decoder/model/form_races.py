@@ -84,7 +84,7 @@ class Races:
         self._taken: list[list[float]] = []  # microseconds, by `ROWS`
         # Of a forward that was given up, they are to go.
         self._watched: dict[Watched, WeakSet[Form]] = {}
-        self._unchanged: list[Form] = []  # nobody else has these
+        self._unchanged: list[Form] = []  # else they would go at once
 
     def choose(
         self, dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]
