@@ -192,8 +192,8 @@ def guarded(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def write(path: Path, content: str, option: str, *, private: bool = False) -> None:
-    """Write a text as UTF-8, whole or not at all; permissions stay as they were.
+def write(path: Path, content: str | bytes, option: str, *, private: bool = False) -> None:
+    """Write a text as UTF-8, or bytes, whole or not at all; permissions stay as they were.
 
     Args:
         path, content: of the file.
@@ -204,7 +204,7 @@ def write(path: Path, content: str, option: str, *, private: bool = False) -> No
         LadeError: it cannot be written; what was there before is still there.
     """
     try:
-        data = content.encode()
+        data = content.encode() if isinstance(content, str) else content
         if is_device(path):
             path.write_bytes(data)
             return

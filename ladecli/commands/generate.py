@@ -175,10 +175,10 @@ class _Answers:
             print()
         tally, detailed = Tally(calibration=self._calibration), request.trace is not None
         shown: list[View] = []
+        if not request.json and not request.reasoning:
+            shown.append(self._terminal.thinking())  # first: a step may hold the end of it
         if not request.json:
             shown.append(self._terminal.writer(reasoning=request.reasoning))
-        if not request.json and not request.reasoning:
-            shown.append(self._terminal.thinking())
         settings = self._settings_for(ids)
         files = export.views(request, session, settings, ids, tally, number)
         lost: RankError | None = None

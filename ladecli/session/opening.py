@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -124,9 +125,10 @@ def _plan(
         )
 
     def load(ranks: DistributedTransport | None) -> Session:
-        from . import parallel
+        from . import bigrams, parallel
         from .session import Session
 
+        began = time.perf_counter()
         context = ranks.broadcast(min_context) if ranks else min_context  # the leader's holds
         stretched = models.extend_context(planned, context)
         with _loading(terminal, planned.parts.base):
@@ -135,6 +137,10 @@ def _plan(
             if ranks:
                 parallel.compare_loaded(loaded, ranks)
             session = Session(loaded, setup)
+            if drafts.strategy == "lookahead":
+                # Several ranks would all have to ask the same.
+                loading = 0.0 if ranks else time.perf_counter() - began
+                session.know(bigrams.bigrams_of(session, loading))
         terminal.say(*session.notices)
         if ranks:
             parallel.join(session, ranks, split=split > 1)
@@ -178,7 +184,7 @@ def _import_libraries() -> None:
         # run where another program keeps its core busy: a chat had a tenth of its speed.
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     first = "torch" not in sys.modules
-    for name in ("..models", ".session"):
+    for name in ("..models", ".session", ".bigrams"):
         import_module(name, __package__)
     if first:
         gc.freeze()  # modules stay: the garbage collector need not look at them again

@@ -63,6 +63,7 @@ def keep_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -
     if name:
         path, tokenizer = Path(name).expanduser(), fingerprint(session.loaded.tokenizer)
         session.drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
+        session.drafts.bigrams = session.bigrams
     drafts = session.drafts
     for text in texts:
         session.add_draft_text(text)

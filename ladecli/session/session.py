@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ..decoder.drafting.bigrams import Bigrams
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
@@ -96,6 +97,7 @@ class Session:
         self._products = raced.spread() if raced is not None else {}
         if raced is not None and raced.run:
             races.write(loaded.device, raced.known)
+        self.bigrams: Bigrams | None = None  # what its model expects after single tokens
         self.drafts = DraftStore()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
         # What runs the steps, where other ranks take part in them.
@@ -139,6 +141,10 @@ class Session:
             return self.loaded.model
         return again()
 
+    def know(self, bigrams: Bigrams) -> None:
+        """Let drafts know what the model expects after single tokens, from now on."""
+        self.bigrams = self.drafts.bigrams = bigrams
+
     def start_over(self) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more."""
         self.decoder.forget(keep_memory=True)
@@ -168,6 +174,7 @@ class Session:
     def _forget_drafts(self) -> None:
         """Forget what was learned, but not the texts that the user gave."""
         self.drafts = DraftStore()
+        self.drafts.bigrams = self.bigrams
         for ids in self._draft_texts:
             self.drafts.learn_text(ids)
 

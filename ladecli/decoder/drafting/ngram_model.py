@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from ..tree import TokenTree
+    from .bigrams import Bigrams
 
 Row: TypeAlias = "dict[int, float]"
 Table: TypeAlias = "dict[int, Row]"
@@ -51,6 +52,8 @@ PRIOR_ROWS = 12
 """Rows that the prior learns at once, since ranking takes time."""
 PRIOR_DECAY = 0.95
 """What the prior keeps when it learns another row."""
+BIGRAM_SHARE = 0.7
+"""What a new token's bigrams get; the prior has the rest."""
 DECAY = 0.7
 """What older counts of a context keep when it gets a new one."""
 NEGLIGIBLE = 0.2
@@ -106,6 +109,7 @@ class NgramModel:
         counts: by length of context, decayed counts of the tokens that followed.
         model_successors: by length of context, the model's successors after a text or a candidate.
         prior: decayed mean of the model's successors after tokens that were new, best first.
+        bigrams: the model's successors after single tokens, where they are known.
         expected_hits, hits: by kind of evidence, the sum of its probabilities that were compared
             with the text, and how often the text agreed; both decayed.
     """
@@ -114,6 +118,7 @@ class NgramModel:
         self.counts: list[Table] = [{} for _ in MASKS]
         self.model_successors: list[Table] = [{} for _ in MASKS]
         self.prior: Row = {}
+        self.bigrams: Bigrams | None = None
         self._new_rows: list[Row] = []  # that the prior is still to learn
         self.expected_hits, self.hits = [0.0] * KINDS, [0.0] * KINDS
         # By kind of evidence, the factor by which its probabilities are corrected.
@@ -193,8 +198,7 @@ class NgramModel:
         """
         calibration, left, last = self._calibration, 1.0, context & TOKEN
         if repeated is None and last not in self.model_successors[1] and last not in self.counts[1]:
-            prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
-            return _exceeding(floor, prior, 1.0, calibration[PRIOR], PRIOR)
+            return self._after_new(last, floor)
         found: Row = {}
         kinds: dict[int, int] = {}
         if repeated is not None:
@@ -230,6 +234,19 @@ class NgramModel:
             for token, kind in kinds.items()
             if (calibrated := found[token] * calibration[kind]) > floor
         ]
+        ranked.sort(reverse=True)
+        return ranked
+
+    def _after_new(self, token: int, floor: float) -> Ranked:
+        """The successors of a token without any evidence."""
+        prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
+        row = self.bigrams.after(token) if self.bigrams is not None else {}
+        if not row:
+            return _exceeding(floor, prior, 1.0, self._calibration[PRIOR], PRIOR)
+        found = {token: BIGRAM_SHARE * probability for token, probability in row.items()}
+        for token, probability in prior:
+            found[token] = found.get(token, 0.0) + (1.0 - BIGRAM_SHARE) * probability
+        ranked = _exceeding(floor, found.items(), 1.0, self._calibration[PRIOR], PRIOR)
         ranked.sort(reverse=True)
         return ranked
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import DraftStateError
 from ..tree import TokenTree
 from ..window import NgramPool
+from .bigrams import Bigrams
 from .budget import SpeculationBudget
 from .ngram_model import ORDER, SAMPLED_SUCCESSORS, NgramModel, pack
 from .sources import SOURCES
@@ -34,6 +35,8 @@ class DraftStore:
         context: the one that keeps the texts.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
         budget: what drafts may lose.
+        bigrams: what the model expects after single tokens, for generations that use its own
+            successors.
         broken: an update is under way or was interrupted (by Ctrl-C): start a new store.
     """
 
@@ -45,6 +48,7 @@ class DraftStore:
         self.context = context
         self.pool = NgramPool()
         self.budget = SpeculationBudget()
+        self.bigrams: Bigrams | None = None
         self.broken = False
 
     @contextmanager

@@ -1,0 +1,79 @@
+"""What models expect after single tokens (`decoder.run.bigrams`), from one load to the next.
+
+Every load of a model asks for some more, until enough is known.  A file that cannot be read, or
+written, costs the next load the same time again, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from platformdirs import user_cache_path
+
+from .. import files
+from ..decoder.drafting.bigrams import SUCCESSORS, Bigrams
+from ..decoder.run.bigrams import find_bigrams, nothing
+from ..errors import LadeError
+
+if TYPE_CHECKING:
+    from .session import Session
+
+SHARE, SECONDS = 0.2, 1.0
+"""How much longer a load takes for it: by this share of its time, and at most so many seconds."""
+START = 4
+"""Tokens that stand for the start of an answer, such as `<|im_start|>assistant`: with all of a
+template before them, tokens are expected that would answer an empty question."""
+ROWS = 16
+"""Of an embedding, by which a model is known again, whatever its name."""
+
+
+def bigrams_of(session: Session, loading: float) -> Bigrams:
+    """What is known of a session's model, and what more is found out after a load that took so many
+    seconds; 0 to ask nothing."""
+    path = _path(session)
+    known = _read(path, session.decoder.facts.vocabulary)
+    found = find_bigrams(session.decoder, _start(session), known, min(SHARE * loading, SECONDS))
+    if len(found.ids) > len(known.ids):
+        _write(path, found)
+    return found
+
+
+def _start(session: Session) -> list[int]:
+    """What stands before the first token of an answer."""
+    ids: list[int] = []
+    if session.has_template:
+        with contextlib.suppress(LadeError):  # a template may want more than an empty question
+            ids = session.encode_chat([{"role": "user", "content": ""}])
+    return (ids or session.encode("\n") or [0])[-START:]
+
+
+def _path(session: Session) -> Path:
+    weight = session.loaded.model.get_input_embeddings().weight
+    rows = weight[:ROWS].detach().float().cpu().numpy().tobytes()
+    name = hashlib.sha256(rows).hexdigest()[:16]
+    return user_cache_path("lade", appauthor=False) / "bigrams" / f"{name}.npz"
+
+
+def _read(path: Path, vocabulary: int) -> Bigrams:
+    try:
+        with np.load(BytesIO(files.read(path)), allow_pickle=False) as arrays:
+            ids, shares = arrays["ids"].astype(np.int32), arrays["shares"].astype(np.float16)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return nothing()
+    fits = ids.shape == shares.shape == (len(ids), SUCCESSORS) and len(ids) <= vocabulary
+    usable = fits and bool(((ids >= 0) & (ids < vocabulary)).all() and (shares >= 0).all())
+    return Bigrams(ids, shares) if usable else nothing()
+
+
+def _write(path: Path, bigrams: Bigrams) -> None:
+    data = BytesIO()
+    np.savez(data, **bigrams._asdict())
+    with contextlib.suppress(LadeError, OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, data.getvalue(), "what a model expects")

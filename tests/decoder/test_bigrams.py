@@ -1,0 +1,99 @@
+"""Bigrams: what a model expects after single tokens, asked of the model itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.drafting.bigrams import SUCCESSORS
+from ladecli.decoder.drafting.ngram_model import NgramModel, pack
+from ladecli.decoder.drafting.store import DraftStore
+from ladecli.decoder.run.bigrams import find_bigrams, nothing
+
+from ..decoding import decoder_of, ids_of, run, steps_of
+from ..families import VOCABULARY, model_of, prompt_for
+from ..oracle import run_out
+
+START = [5, 9, 11]
+CONFIG = LookaheadConfig(budget=16, sources=("context", "recycled"))
+
+
+@torch.inference_mode()
+def shares_after(token: int) -> torch.Tensor:
+    """Probabilities of what follows the start and a token, by transformers."""
+    return model_of("llama")(torch.tensor([[*START, token]])).logits[0, -1].softmax(-1)
+
+
+def test_they_are_the_models_own_successors() -> None:
+    found = find_bigrams(decoder_of("llama"), START, nothing(), 60.0)
+    assert found.ids.shape == found.shares.shape == (VOCABULARY, SUCCESSORS)
+    for token in (0, 7, 8, 72, VOCABULARY - 1):
+        best = shares_after(token).topk(SUCCESSORS)
+        row = found.after(token)
+        assert [*row] == best.indices.tolist()
+        assert [*row.values()] == pytest.approx(best.values.tolist(), rel=1e-2)
+    assert found.after(VOCABULARY) == {}
+
+
+def test_what_is_known_is_not_asked_again() -> None:
+    decoder = decoder_of("llama")
+    some = find_bigrams(decoder, START, nothing(), 1e-9)
+    assert 0 < len(some.ids) < VOCABULARY, "the first step is taken, and no other"
+    rest = find_bigrams(decoder, START, some, 60.0)
+    assert len(rest.ids) == VOCABULARY
+    assert rest.after(len(some.ids) - 1) == some.after(len(some.ids) - 1)
+    assert find_bigrams(decoder, START, rest, 60.0) is rest
+    assert find_bigrams(decoder, START, some, 0.0) is some
+
+
+def test_texts_before_and_after_are_exact() -> None:
+    """The cache holds nothing of what was asked."""
+    decoder, prompt = decoder_of("llama"), prompt_for("llama", 12)
+    expected = ids_of(run(decoder, prompt))
+    store = DraftStore()
+    store.bigrams = find_bigrams(decoder, START, nothing(), 60.0)
+    assert ids_of(run(decoder, prompt)) == expected
+    assert ids_of(run(decoder, prompt, "lookahead", CONFIG, store=store)) == expected
+
+
+def test_the_first_draft_has_them() -> None:
+    """Before the model has said anything of this text."""
+    prompt = [*itertools.islice(range(20, 90), 12)]  # no token twice
+    store = DraftStore()
+    without = steps_of(run(decoder_of("llama"), prompt, "lookahead", CONFIG, store=DraftStore()))
+    store.bigrams = find_bigrams(decoder_of("llama"), START, nothing(), 60.0)
+    steps = steps_of(run(decoder_of("llama"), prompt, "lookahead", CONFIG, store=store))
+    assert without[0].proposed == 0 < steps[0].proposed
+    other = DraftStore()
+    other.bigrams, plain = store.bigrams, LookaheadConfig(budget=16, sources=("context",))
+    steps = steps_of(run(decoder_of("llama"), prompt, "lookahead", plain, store=other))
+    assert steps[0].proposed == 0, "they belong to the model's own successors"
+
+
+def test_evidence_and_the_prior_go_before_them() -> None:
+    model, found = NgramModel(), find_bigrams(decoder_of("llama"), START, nothing(), 60.0)
+    model.bigrams = found
+    looked_up = {token: share for share, token, _ in model.look_up(pack([1, 2, 3]))}
+    assert looked_up.keys() == found.after(3).keys()
+    model.prior = {77: 0.9}
+    assert model.look_up(pack([1, 2, 3]))[0][1] in {77, *found.after(3)}
+    assert 77 in {token for _, token, _ in model.look_up(pack([1, 2, 3]))}
+    model.learn([[1, 2, 3, 4]], 1, 1.0)
+    assert {token for _, token, _ in model.look_up(pack([1, 2, 3]))} == {4}
+
+
+def test_nothing_is_asked_where_steps_hold_chains() -> None:
+    decoder = decoder_of("llama")
+    decoder.runner.model.drafts = "chains"
+    assert len(find_bigrams(decoder, START, nothing(), 60.0).ids) == 0
+
+
+def test_nothing_is_asked_where_memory_does_not_suffice() -> None:
+    decoder, prompt = decoder_of("llama"), prompt_for("llama", 12)
+    run_out(decoder, lambda step: len(step.tokens) > 16)
+    found = find_bigrams(decoder, START, nothing(), 60.0)
+    assert 0 < len(found.ids) < VOCABULARY, "what was asked before stays"
+    assert ids_of(run(decoder, prompt)) == ids_of(run(decoder_of("llama"), prompt))
