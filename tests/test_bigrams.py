@@ -95,3 +95,10 @@ def test_plain_decoding_asks_nothing(lade: Any) -> None:
     for strategy, count in (("autoregressive", 0), ("lookahead", 1)):
         lade("generate", "demo", "--prompt", "Once", "-n", "4", "--strategy", strategy)
         assert len(files()) == count
+
+
+def test_tune_asks_for_all(lade: Any) -> None:
+    lade("tune", "demo", "--seconds", "4")
+    (path,) = files()
+    with np.load(path) as arrays:
+        assert len(arrays["ids"]) == 4096

@@ -24,7 +24,7 @@ from ..errors import LadeError
 if TYPE_CHECKING:
     from .session import Session
 
-SHARE, SECONDS = 0.2, 1.0
+SHARE, MOST = 0.2, 1.0
 """How much longer a load takes for it: by this share of its time, and at most so many seconds."""
 START = 4
 """Tokens that stand for the start of an answer, such as `<|im_start|>assistant`: with all of a
@@ -33,12 +33,16 @@ ROWS = 16
 """Of an embedding, by which a model is known again, whatever its name."""
 
 
-def bigrams_of(session: Session, loading: float) -> Bigrams:
-    """What is known of a session's model, and what more is found out after a load that took so many
-    seconds; 0 to ask nothing."""
-    path = _path(session)
+def bigrams_of(session: Session, seconds: float) -> Bigrams:
+    """What is known of a session's model, and what is found out in so many seconds more."""
+    embedding = session.loaded.model.get_input_embeddings().weight
+    if embedding.is_meta:  # its numbers are on a disk
+        return nothing()
+    rows = embedding[:ROWS].detach().float().cpu().numpy().tobytes()
+    name = hashlib.sha256(rows).hexdigest()[:16]
+    path = user_cache_path("lade", appauthor=False) / "bigrams" / f"{name}.npz"
     known = _read(path, session.decoder.facts.vocabulary)
-    found = find_bigrams(session.decoder, _start(session), known, min(SHARE * loading, SECONDS))
+    found = find_bigrams(session.decoder, _start(session), known, seconds)
     if len(found.ids) > len(known.ids):
         _write(path, found)
     return found
@@ -51,13 +55,6 @@ def _start(session: Session) -> list[int]:
         with contextlib.suppress(LadeError):  # a template may want more than an empty question
             ids = session.encode_chat([{"role": "user", "content": ""}])
     return (ids or session.encode("\n") or [0])[-START:]
-
-
-def _path(session: Session) -> Path:
-    weight = session.loaded.model.get_input_embeddings().weight
-    rows = weight[:ROWS].detach().float().cpu().numpy().tobytes()
-    name = hashlib.sha256(rows).hexdigest()[:16]
-    return user_cache_path("lade", appauthor=False) / "bigrams" / f"{name}.npz"
 
 
 def _read(path: Path, vocabulary: int) -> Bigrams:

@@ -138,9 +138,9 @@ def _plan(
                 parallel.compare_loaded(loaded, ranks)
             session = Session(loaded, setup)
             if drafts.strategy == "lookahead":
+                longer = min(bigrams.SHARE * (time.perf_counter() - began), bigrams.MOST)
                 # Several ranks would all have to ask the same.
-                loading = 0.0 if ranks else time.perf_counter() - began
-                session.know(bigrams.bigrams_of(session, loading))
+                session.know(bigrams.bigrams_of(session, 0.0 if ranks else longer))
         terminal.say(*session.notices)
         if ranks:
             parallel.join(session, ranks, split=split > 1)

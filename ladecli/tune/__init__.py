@@ -81,11 +81,16 @@ def run(request: TuneRequest) -> int:
     rows = suites.some(rows, len(rows))
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal, template=request)
+    from ..session.bigrams import bigrams_of
+
     try:
         template = request.template(session.has_template)
         dialogues = [Dialogue(session, row, template, None, ROOM) for row in rows]
         samples = [each.first()[-LONGEST:] for each in split_usable(dialogues)[0]]
         terminal.say(*session.new_notices())
+        if not request.dry_run:  # what loads would ask one after the other
+            with terminal.progress("asking the model what follows single tokens"):
+                session.know(bigrams_of(session, CURVE_SHARE * request.seconds))
         terminal.say(f"measuring for {request.seconds:g} s")
         report = tune(session, request, samples)
     except KeyboardInterrupt:
