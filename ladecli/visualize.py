@@ -158,27 +158,6 @@ class Writer:
             self._stream.flush()
 
 
-class Thinking:
-    """Says once that an answer begins with reasoning, which is not shown.
-
-    Args:
-        say: says so.
-    """
-
-    def __init__(self, say: Callable[[], None]) -> None:
-        self._say = say
-        self._said = False
-
-    def show(self, event: TextEvent) -> None:
-        """Look whether the event adds reasoning."""
-        if not self._said and any(piece.reasoning for piece in pieces_of(event)):
-            self._said = True
-            self._say()
-
-    def finish(self) -> None:
-        """Nothing is left to say."""
-
-
 # Figures.
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import suites
 from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError, counted
+from ..events import pieces_of
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
@@ -24,7 +25,6 @@ from ..visualize import together
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
-    from ..visualize import View
 
 
 def run(request: GenerateRequest) -> int:
@@ -174,17 +174,17 @@ class _Answers:
         if number > 1 and not request.json:
             print()
         tally, detailed = Tally(calibration=self._calibration), request.trace is not None
-        shown: list[View] = []
-        if not request.json and not request.reasoning:
-            shown.append(self._terminal.thinking())  # first: a step may hold the end of it
-        if not request.json:
-            shown.append(self._terminal.writer(reasoning=request.reasoning))
+        shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
+        hides_reasoning = not (request.json or request.reasoning) and sys.stderr.isatty()
         settings = self._settings_for(ids)
         files = export.views(request, session, settings, ids, tally, number)
         lost: RankError | None = None
         try:
             with together(tally, *shown, *files) as show:
                 for event in session.stream(ids, settings, cancelled, detailed=detailed):
+                    if hides_reasoning and any(each.reasoning for each in pieces_of(event)):
+                        hides_reasoning = False
+                        self._terminal.say("reasoning first; --reasoning shows it")
                     show(event)
         except RankError as error:
             lost = error

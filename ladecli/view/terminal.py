@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ..errors import one_line, printable
 from ..metrics import Tally
-from ..visualize import Thinking, Writer, statistics_line
+from ..visualize import Writer, statistics_line
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
@@ -89,11 +89,6 @@ class Terminal:
         if not self.quiet:
             for line in lines:
                 print(f"lade: {one_line(line)}", file=sys.stderr)
-
-    def thinking(self) -> Thinking:
-        """A view that says on stderr, if that is a terminal, that reasoning comes first."""
-        lines = ["reasoning first; --reasoning shows it"] if sys.stderr.isatty() else []
-        return Thinking(lambda: self.say(*lines))
 
     def statistics(self, tally: Tally) -> None:
         """The line about an answer, on stderr; as wide as the screen, if there is one."""
