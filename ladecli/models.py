@@ -320,9 +320,7 @@ def _read_model(
         for adapter in planned.parts.adapters:
             model = _merged(model, adapter, name)
         if planned.placement.own_int8:
-            int8.quantise(model)
-            for parameter in model.parameters():  # and no buffers: frequencies are exact
-                parameter.data = parameter.data.to(planned.dtype)
+            int8.quantise(model, planned.dtype)
         return model.eval(), notices
 
 

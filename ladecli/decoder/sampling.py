@@ -34,6 +34,8 @@ LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 Rank = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """See `rank`."""
 
+ROWS = 8
+"""Of logits that a CPU ranks at once: what it makes of them stays in its caches, and is small."""
 SHORTLIST = 256
 """Tokens that a draw looks at first where filters leave few: to sort a whole vocabulary takes as
 long as the forward of a small model."""
@@ -103,6 +105,10 @@ def rank(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
         successors: how many tokens, whose numbers are their probabilities; 0 for the best one
             alone, whose number says nothing more.
     """
+    if logits.device.type == "cpu" and len(logits) > ROWS:
+        parts = [rank(rows, successors) for rows in torch.split(logits, ROWS)]
+        ids, scores = map(torch.cat, zip(*parts, strict=True))
+        return ids, scores
     scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
     if successors:
         # A NaN or an infinity in a row of logits makes all of it NaN.

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.text import Text
-
-from ..errors import one_line, printable
+from ..errors import one_line
 from ..metrics import Tally
-from ..visualize import Writer, statistics_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..visualize import Writer
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
@@ -27,23 +27,6 @@ DRAWN_EVERY = 0.1
 def is_dumb() -> bool:
     """Whether the terminal, if there is one, can neither draw nor edit."""
     return os.name == "posix" and os.environ.get("TERM", "") in ("", "dumb", "unknown")
-
-
-class _Console(Console):
-    """A console that prints nothing that drives the terminal, whatever names and texts hold; and
-    that leaves a closed pipe to its caller, instead of ending the program.
-    """
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterator[Segment]:
-        """The segments of what is printed; movements of the cursor are Rich's alone."""
-        for segment in super().render(renderable, options):
-            text = segment.text
-            yield segment if segment.control else segment._replace(text=printable(text))
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +43,10 @@ class Terminal:
             stream: where to.
             is_terminal: whether it takes control sequences; None for what the colours need.
         """
+        from .console import SafeConsole
+
         choice = {"always": True, "never": False}.get(self.color)
-        return _Console(
+        return SafeConsole(
             file=stream,
             force_terminal=choice if is_terminal is None else is_terminal,
             no_color=None if choice is None else not choice,
@@ -77,6 +62,10 @@ class Terminal:
             colours: whether tokens have those of their sources.
             reasoning: whether it is written, too.
         """
+        from rich.console import COLOR_SYSTEMS
+
+        from ..visualize import Writer
+
         is_terminal, console = sys.stdout.isatty(), self.console(sys.stdout)
         wanted = self.color == "always" or (self.color == "auto" and is_terminal)
         if colours and wanted and console.color_system and not console.no_color:
@@ -92,6 +81,8 @@ class Terminal:
 
     def statistics(self, tally: Tally) -> None:
         """The line about an answer, on stderr; as wide as the screen, if there is one."""
+        from ..visualize import statistics_line
+
         console = self.console(sys.stderr)
         width = console.width if console.is_terminal else sys.maxsize
         console.print(statistics_line(tally, width), soft_wrap=True)
@@ -102,6 +93,8 @@ class Terminal:
         if self.quiet or not sys.stderr.isatty():
             yield
             return
+        from rich.text import Text
+
         with self.console(sys.stderr).status(Text(f"{one_line(what)} …")):
             yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -97,3 +98,23 @@ def test_rows_of_an_embedding_stay_no_longer_than_to_the_next_prompt(tmp_path: P
     for ids in (torch.arange(4096), torch.arange(64)):
         assert torch.equal(embedding(ids), numbers[ids].float())
     assert in_memory(path) <= numbers.nbytes / 4
+
+
+def test_rows_are_those_of_the_file_whatever_takes_its_name(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "model.safetensors", torch.randn(4096, 256).bfloat16()
+    model = model_in(path, numbers)
+    plain = nn.Embedding.from_pretrained(model.get_parameter("weight"))
+    embedding = HalfEmbedding(plain, mapped_files(model))
+    ids = torch.randint(0, 4096, (3, 50))
+    assert torch.equal(embedding(ids), numbers[ids].float())
+    path.unlink()
+    save_file({"weight": numbers + 1}, path)
+    assert torch.equal(embedding(ids), numbers[ids].float())
+    # A file that was cut short under a name that stays ends a text, and not the process.
+    other = tmp_path / "other.safetensors"
+    model = model_in(other, numbers)
+    plain = nn.Embedding.from_pretrained(model.get_parameter("weight"))
+    embedding = HalfEmbedding(plain, mapped_files(model))
+    os.truncate(other, 4096)
+    with pytest.raises(OSError, match="cut short"):
+        embedding(ids)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..compat import MAKES_QUANTISED, quantised_tensor
 from .cpu_formats import Form
 from .products import Weight, rotated
-from .release import MappedFile, drop, mapped_files
+from .release import FileRows, MappedFile, drop, mapped_files
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -34,8 +34,6 @@ LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
 """Of a weight that is quantised: a head in float32 would be the largest thing in memory."""
-PROMPT = 32
-"""Tokens of a forward that reads a prompt, or a part of one."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
 _ENGINE_IS_OURS = Lock()
@@ -53,10 +51,10 @@ def has_vnni() -> bool:
 
 
 @torch.no_grad()
-def quantise(model: Any) -> None:
+def quantise(model: Any, dtype: torch.dtype) -> None:
     """Let the linear layers of a model hold 8 bits, one after the other.
 
-    The embedding's rows have 16; what else there is keeps its type.
+    The embedding's rows have 16; all other parameters get a type.
     """
     embedding, files = model.get_input_embeddings(), mapped_files(model)
     found = [
@@ -76,6 +74,9 @@ def quantise(model: Any) -> None:
             setattr(parent, name, HalfEmbedding(module, own))
         del module  # and with it the weight, where no file has it
         drop(files)
+    for parameter in model.parameters():  # and no buffers: frequencies are exact
+        parameter.data = parameter.data.to(dtype)
+    drop(files)
 
 
 def holds_int8(model: nn.Module) -> bool:
@@ -159,7 +160,7 @@ class HalfEmbedding(nn.Module):
     Args:
         embedding: what it is made of.
         files: the mapped file that its weight is part of, if any.  It stays as it is: a text takes
-            few rows, and no memory holds those of the texts before it.
+            few rows, and they are read out of it.
 
     Attributes:
         weight: [vocabulary, n]; no parameter, for these get other types.
@@ -173,14 +174,14 @@ class HalfEmbedding(nn.Module):
         self.kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
         # A part of a file that was written to would keep all of it.
         self.weight = weight if files else weight.to(self.kind, copy=True)
-        self._files = files
+        self._rows = FileRows.of(weight, files)
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
-        if ids.numel() > PROMPT:
-            drop(self._files)
-        return self.weight[ids].to(self.kind).float() * self.scale
+        read = self._rows
+        found = self.weight[ids] if read is None else read.read(ids.flatten())
+        return found.to(self.kind).float().view(*ids.shape, -1) * self.scale
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:

@@ -103,10 +103,10 @@ def rotated(x: Tensor, matrix: Tensor) -> Tensor:
 
 def _integers(x: Tensor, weight: Weight) -> Tensor:
     """Of an input that is rotated; a row is measured by its largest number."""
-    turned = rotated(x, weight.numbers)
+    turned = rotated(x, weight.numbers) if weight.numbers.shape[0] > 1 else x.clone()
     largest = turned.abs().amax(-1, True)
     # A row of zeros becomes one of any numbers, and the product with that is multiplied by 0.
-    product = _of_whole_numbers(turned / largest, 1.0 / weight.limit, weight)
+    product = _of_whole_numbers(turned.div_(largest), 1.0 / weight.limit, weight)
     return product.mul_(largest)
 
 
