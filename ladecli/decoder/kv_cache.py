@@ -109,15 +109,13 @@ class KVCache:
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in all, keeping what is committed.
 
-        Where memory runs out, what is committed has not changed.
+        Where memory runs out, nothing has changed.
         """
         if slots > self.slots:
             self._reserve(slots)
 
     @torch.inference_mode()
     def _reserve(self, slots: int) -> None:
-        if not self.length:
-            self.release()  # at once: nothing in them is wanted
         least, limit = _whole(slots), _whole(self._max_slots)
         # At least double, so that growing costs no more than one copy in all.
         wanted = max(2 * self.slots, least, self._first_slots)

@@ -7,8 +7,6 @@ written, costs the next load the same time again, and nothing else.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import zipfile
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ from platformdirs import user_cache_path
 
 from .. import files
 from ..decoder.drafting.bigrams import SUCCESSORS, Bigrams
-from ..decoder.run.bigrams import find_bigrams, nothing
+from ..decoder.run.bigrams import can_ask, find_bigrams, fingerprint, nothing
 from ..errors import LadeError
 
 if TYPE_CHECKING:
@@ -29,17 +27,13 @@ SHARE, MOST = 0.2, 1.0
 START = 4
 """Tokens that stand for the start of an answer, such as `<|im_start|>assistant`: with all of a
 template before them, tokens are expected that would answer an empty question."""
-ROWS = 16
-"""Of an embedding, by which a model is known again, whatever its name."""
 
 
 def bigrams_of(session: Session, seconds: float) -> Bigrams:
     """What is known of a session's model, and what is found out in so many seconds more."""
-    embedding = session.loaded.model.get_input_embeddings().weight
-    if embedding.is_meta:  # its numbers are on a disk
+    name = fingerprint(session.loaded.model) if can_ask(session.decoder) else None
+    if name is None:
         return nothing()
-    rows = embedding[:ROWS].detach().float().cpu().numpy().tobytes()
-    name = hashlib.sha256(rows).hexdigest()[:16]
     path = user_cache_path("lade", appauthor=False) / "bigrams" / f"{name}.npz"
     known = _read(path, session.decoder.facts.vocabulary)
     found = find_bigrams(session.decoder, _start(session), known, seconds)
@@ -50,21 +44,26 @@ def bigrams_of(session: Session, seconds: float) -> Bigrams:
 
 def _start(session: Session) -> list[int]:
     """What stands before the first token of an answer."""
-    ids: list[int] = []
-    if session.has_template:
-        with contextlib.suppress(LadeError):  # a template may want more than an empty question
-            ids = session.encode_chat([{"role": "user", "content": ""}])
-    return (ids or session.encode("\n") or [0])[-START:]
+    for encode in (_asked, lambda session: session.encode("\n")):
+        # A template may want more than an empty question.
+        with contextlib.suppress(LadeError):
+            if ids := encode(session):
+                return ids[-START:]
+    return [0]
+
+
+def _asked(session: Session) -> list[int]:
+    return session.encode_chat([{"role": "user", "content": ""}]) if session.has_template else []
 
 
 def _read(path: Path, vocabulary: int) -> Bigrams:
     try:
         with np.load(BytesIO(files.read(path)), allow_pickle=False) as arrays:
             ids, shares = arrays["ids"].astype(np.int32), arrays["shares"].astype(np.float16)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return nothing()
-    fits = ids.shape == shares.shape == (len(ids), SUCCESSORS) and len(ids) <= vocabulary
-    usable = fits and bool(((ids >= 0) & (ids < vocabulary)).all() and (shares >= 0).all())
+        fits = ids.shape == shares.shape == (len(ids), SUCCESSORS) and len(ids) <= vocabulary
+        usable = fits and ((ids >= 0) & (ids < vocabulary)).all() and (shares >= 0).all()
+    except Exception:  # NumPy and zipfile have one for each kind of damage
+        usable = False
     return Bigrams(ids, shares) if usable else nothing()
 
 

@@ -174,13 +174,15 @@ class HalfEmbedding(nn.Module):
         self.kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
         # A part of a file that was written to would keep all of it.
         self.weight = weight if files else weight.to(self.kind, copy=True)
-        self._rows = FileRows.of(weight, files)
+        self._rows, self._files = FileRows.of(weight, files), files
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
         read = self._rows
         found = self.weight[ids] if read is None else read.read(ids.flatten())
+        if read is None:
+            drop(self._files)
         return found.to(self.kind).float().view(*ids.shape, -1) * self.scale
 
 

@@ -94,6 +94,9 @@ class FileRows:
         with suppress(AttributeError):  # where it could not be opened
             os.close(self._number)
 
+    def __deepcopy__(self, _memo: object) -> FileRows:
+        return self
+
     @classmethod
     def of(cls, weight: Tensor, files: Iterable[MappedFile]) -> FileRows | None:
         """Of the file that a weight is part of, where its rows are found again there."""

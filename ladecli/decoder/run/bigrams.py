@@ -6,11 +6,13 @@ Tokenizers number common tokens first: some thousands do, where Stewart et al. (
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from .. import layout
 from ..drafting.bigrams import SUCCESSORS, Bigrams
@@ -24,13 +26,29 @@ if TYPE_CHECKING:
 
 TOKENS = 1 << 13
 """That are asked about; a quarter of them brings most of what there is to gain."""
-FIRST, MOST = 8, 64
-"""Tokens of the first step, which shows how long others take, and of any."""
+FIRST, MOST = 7, 63
+"""Tokens of the first step, which shows how long others take, and of any; the start is one more."""
+ROWS = 16
+"""Of an embedding, by which a model is known again, whatever its name."""
 
 
 def nothing() -> Bigrams:
     """What is known of a model that was never asked."""
     return Bigrams(np.empty((0, SUCCESSORS), np.int32), np.empty((0, SUCCESSORS), np.float16))
+
+
+def fingerprint(model: Any) -> str | None:
+    """A digest by which a model is known again; None where its embedding is on a disk, or ranks
+    share it."""
+    weights = [*model.parameters(), weight := model.get_input_embeddings().weight]
+    if any(each.is_meta for each in weights) or type(weight) not in (Tensor, nn.Parameter):
+        return None
+    return hashlib.sha256(weight[:ROWS].detach().float().cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def can_ask(decoder: Decoder) -> bool:
+    """Whether steps can hold rival continuations."""
+    return decoder.runner.model.drafts == "trees"
 
 
 def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds: float) -> Bigrams:
@@ -42,22 +60,22 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
         decoder: of the model.
         start: of an answer: what stands before each token; at least one.
         known: from before.
-        seconds: a first step, of a few tokens, is taken even if it takes longer.
+        seconds: the first step, of a few tokens, may take longer.
     """
     runner, done = decoder.runner, len(known.ids)
     wanted = min(decoder.facts.vocabulary, TOKENS)
-    if runner.model.drafts != "trees" or done >= wanted or not seconds:
+    if not can_ask(decoder) or done >= wanted or not seconds:
         return known
     *before, last = start
     ids, shares, count = [known.ids], [known.shares], FIRST
+    ends = time.perf_counter() + seconds
     decoder.forget(keep_memory=True)
     try:
         if before:
             if attempt(runner.run, layout.build_chunk(before, 0)) is None:
                 return known
             decoder.cache.keep(range(len(before)))
-        ends = time.perf_counter() + seconds
-        while count and done < wanted:
+        while count and done < wanted and time.perf_counter() < ends:
             began = time.perf_counter()
             tokens = [*range(done, min(done + count, wanted))]
             tree = TokenTree(tokens, [ROOT] * len(tokens), [1] * len(tokens))
@@ -66,6 +84,8 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
             if logits is None:
                 break
             best, probabilities = to_host(*runner.rank(logits[1:], SUCCESSORS))()
+            if not np.isfinite(probabilities).all():
+                break
             ids.append(np.array(best, np.int32))
             shares.append(np.array(probabilities, np.float16))
             done += len(tokens)

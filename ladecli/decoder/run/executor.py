@@ -89,8 +89,13 @@ class Executor:
         # Anew for every text: one bad moment would slow a whole session down.
         self._most_pending, self._widest = self.chunk, sys.maxsize
         self._invalidate_on_rope_change(len(state.tokens))
-        # Where the cache grows later, the old one and the new one exist together.
-        attempt(self.cache.reserve, min(state.end, 2 * len(state.tokens)))
+        slots = min(state.end, 2 * len(state.tokens))
+        if self.runner.device.type == "cpu" and slots > self.cache.slots:
+            # Where it grows later, the old cache and the new one are there together.  Slots that
+            # nobody writes to take no memory on a CPU.
+            if not self.cache.length:
+                self.cache.release()
+            attempt(self.cache.reserve, slots)
 
     def prefill(self, state: State) -> Generator[PromptRead]:
         """Feed what the cache lacks of the text in chunks, but for what the next step takes along.
