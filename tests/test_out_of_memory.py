@@ -106,7 +106,7 @@ def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
 ) -> None:
     whole = talk(QUESTIONS[0], options="-n 30").said[1]
     left = [False] * 9
-    tighten(monkeypatch, lambda _: not left or left.pop())
+    tighten(monkeypatch, lambda step: not asks(step) and (not left or left.pop()))
     chat = talk(QUESTIONS[0], lambda: left.extend([False] * 99), QUESTIONS[1], options="-n 30")
     assert chat.said[1]
     assert whole.startswith(chat.said[1])

@@ -151,9 +151,9 @@ def test_a_cache_that_cannot_grow_is_used_up_to_its_end(
     config = LookaheadConfig(4, 3, 4, 30)
     with monkeypatch.context() as patch:
         patch.setattr(mmap, "mmap", limited)
-        events = run(decoder, PROMPT * 7, strategy, config, limits=Limits(300))
+        events = run(decoder, PROMPT * 7, strategy, config, limits=Limits(600))
     assert reason_of(events) == "memory"
-    assert len(PROMPT * 7) + len(ids_of(events)) == GROWTH + 1
+    assert len(PROMPT * 7) + len(ids_of(events)) == 2 * GROWTH + 1
     more = run(decoder, [*PROMPT * 7, *ids_of(events)], strategy, config, limits=Limits(9))
     whole = run(decoder, PROMPT * 7, limits=Limits(len(ids_of(events)) + 9))
     assert ids_of(events) + ids_of(more) == ids_of(whole)
