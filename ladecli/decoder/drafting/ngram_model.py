@@ -4,8 +4,9 @@ Evidence is of two kinds: tokens that followed a context (in the text, in the n-
 lookahead window), counted with decay; and the model's own most probable successors, which steps
 compute anyway ("recycled": Luo et al., "Turning Trash into Treasure: Token Recycling", 2024).
 A backoff model interpolates them: the longest known context takes its share of the probability
-and leaves the rest to shorter ones (Witten and Bell, 1991).  A token without any evidence has the
-prior: what the model expected after other tokens when they were new.
+and leaves the rest to shorter ones (Witten and Bell, 1991).  A token without any evidence has its
+bigrams, if the model was asked for them, and the prior: what it expected after other tokens when
+they were new.
 
 A context is the last one to four tokens packed into an integer of 20 bits a token, with a table
 for each length.  A row holds the successors of one context: count or probability by token.

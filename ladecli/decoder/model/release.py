@@ -78,7 +78,7 @@ def give_back() -> None:
 
 class FileRows:
     """Reads rows of a weight out of the file that holds them: read by way of the memory that the
-    file is mapped to, each row takes 64 KB of that, and five times as long.
+    file is mapped to, each row takes 64 KB of that, and longer.
 
     Args:
         weight: part of the file.
