@@ -6,7 +6,8 @@
 Every precision of ours and every format of llama.cpp is a process of its own (`peer_workers.py`),
 whose threads are set at its start.  They take turns prompt by prompt, first another one each time,
 on the same token ids: those of our chat template.  Answers are greedy, and end tokens end none of
-them.  A ratio is the median over prompts of the ratio on each; one that misses its target is bold.
+them.  Of `--repeats` rounds a prompt's speed is the median, as another program can slow any answer
+down.  A ratio is the median over prompts of the ratio on each; one that misses its target is bold.
 Of the model in GGUF, whatever its format, llama.cpp makes BF16, and of that all the others: where
 ours is in bfloat16, its F32 has the same weights.  Without llama.cpp our own rows are measured.
 """
@@ -160,15 +161,30 @@ def measure(
             precision = next(each for each, kinds in PEERS.items() if kind in kinds)
             found.append(Method(f"llama.cpp {kind}", worker, precision, kind))
         versions = dict.fromkeys(method.worker.version for method in found)
-        print(f"{Path(args.model).name}, {len(prompts)} prompts, {args.new_tokens} tokens;")
+        wanted = f"{len(prompts)} prompts, {args.new_tokens} tokens, {args.repeats} times"
+        print(f"{Path(args.model).name}, {wanted};")
         print(f"{', '.join(versions)}; {PROCESSOR}, {threads} thread{'s' * (threads > 1)}\n")
         for method in found:
             method.answer(prompts[0], min(WARM_UP, args.new_tokens))
         for number, prompt in enumerate(prompts):
-            turn = number % len(found)
-            for method in [*found[turn:], *found[:turn]]:
-                method.answers.append(method.answer(prompt, args.new_tokens))
+            rounds: dict[str, list[dict[str, Any]]] = {method.name: [] for method in found}
+            for turn in range(number, number + args.repeats):
+                turn %= len(found)
+                for method in [*found[turn:], *found[:turn]]:
+                    rounds[method.name].append(method.answer(prompt, args.new_tokens))
+            for method in found:
+                method.answers.append(usual(rounds[method.name]))
         return {method.name: figures_of(method, found) for method in found}
+
+
+def usual(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One of the same answers, with the median of their speeds."""
+    clocks = range(len(CLOCKS))
+    speeds = {
+        part: [statistics.median(each[part][clock] for each in answers) for clock in clocks]
+        for part in ("prompts", "answers")
+    }
+    return answers[0] | speeds
 
 
 def figures_of(method: Method, found: Sequence[Method]) -> dict[str, Any]:
@@ -285,6 +301,7 @@ def parsed() -> argparse.Namespace:
     add("--prompts", required=True, help="as those of `lade bench`")
     add("-n", "--count", type=int, help="prompts, of all categories; all if absent")
     add("--new-tokens", type=int, default=96, help="of an answer")
+    add("--repeats", type=int, default=3, help="answers of each prompt by each method")
     add("--threads", default="1", help="1,2 for a run with one and a run with two")
     add("--precisions", default=",".join(PEERS), help="of ours")
     add("--gguf", type=Path, help="the same model for llama.cpp, in any format")
