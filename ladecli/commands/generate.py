@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from .. import suites
 from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError, counted
-from ..events import pieces_of
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
@@ -182,7 +181,7 @@ class _Answers:
         try:
             with together(tally, *shown, *files) as show:
                 for event in session.stream(ids, settings, cancelled, detailed=detailed):
-                    if hides_reasoning and any(each.reasoning for each in pieces_of(event)):
+                    if hides_reasoning and getattr(event, "reasoning", ""):  # a step's, or the rest
                         hides_reasoning = False
                         self._terminal.say("reasoning first; --reasoning shows it")
                     show(event)

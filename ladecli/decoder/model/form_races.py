@@ -37,7 +37,7 @@ UNCHANGED = "rows"
 """The form of a weight that a forward of transformers multiplies with."""
 MARGIN = 0.1
 """Of a single row's time that one form for all rows may cost."""
-PROMPT_MARGIN = 0.15
+PROMPT_MARGIN = 0.2
 """Of steps' time that a form which is faster for prompts may cost."""
 
 

@@ -90,11 +90,11 @@ class Executor:
         self._most_pending, self._widest = self.chunk, sys.maxsize
         self._invalidate_on_rope_change(len(state.tokens))
         slots = min(state.end, 2 * len(state.tokens))
-        if self.runner.device.type == "cpu" and slots > self.cache.slots:
-            # Where it grows later, the old cache and the new one are there together.  Slots that
-            # nobody writes to take no memory on a CPU.
+        if self.runner.device.type == "cpu":
+            # Slots that nobody writes to take no memory there; those of a longer text still do.
             if not self.cache.length:
                 self.cache.release()
+            # Where it grows later, the old cache and the new one are there together.
             attempt(self.cache.reserve, slots)
 
     def prefill(self, state: State) -> Generator[PromptRead]:
