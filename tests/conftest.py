@@ -39,18 +39,22 @@ WITH_GPU = os.environ["TRITON_INTERPRET"] == "0"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_search_for_old_garbage() -> Iterator[None]:
-    """What is there before the first test stays: it need not be looked at again for garbage.
+def _frozen_stays_frozen() -> Iterator[None]:
+    """Benchmarks freeze and unfreeze, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_search_for_old_garbage(_frozen_stays_frozen: None) -> None:
+    """What is there before a module's tests stays: it need not be looked at again for garbage.
 
     Torch, transformers and the tests are so many objects that one look takes most of a second.
     """
     gc.collect()
     gc.freeze()
-    with pytest.MonkeyPatch.context() as patch:
-        # Benchmarks freeze and unfreeze too.
-        patch.setattr(gc, "unfreeze", lambda: None)
-        yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,12 +6,12 @@ import ctypes
 import errno
 import mmap
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,26 +40,35 @@ class MappedFile(NamedTuple):
 
 
 def mapped_files(model: nn.Module) -> list[MappedFile]:
-    """The files that weights of a model on a CPU are parts of; none but on Linux."""
+    """The files that weights of a model on a CPU are parts of; none but on Linux.
+
+    Files are those of /proc/self/maps: to ask for their pages too (smaps, as psutil does) makes the
+    system walk through all memory of the process.
+    """
     on_cpu = [each for each in model.parameters() if each.device.type == "cpu"]
     parts = {each.data_ptr(): each.untyped_storage() for each in on_cpu}
     files = []
-    for each in _maps():
-        if each.path.startswith("[") or each.anonymous or each.swap:
-            continue  # no file, or one with pages of its own that were written to
-        start, end = (int(address, 16) for address in each.addr.split("-"))
-        part = next((parts[address] for address in parts if start <= address < end), None)
-        if part is not None:
-            files.append(MappedFile(each.path, start, end - start, part))
+    with suppress(OSError):
+        # Names of files may have other ends of lines in them.
+        for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")[:-1]:
+            addresses, *_, path = line.split(maxsplit=5)
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            part = next((parts[address] for address in parts if start <= address < end), None)
+            if part is None or not path.startswith("/"):
+                continue
+            if _is_as_in_file(start, end - start):
+                files.append(MappedFile(path, start, end - start, part))
     return files
 
 
-def _maps() -> list[Any]:
-    """What this process has mapped; nothing where no system tells, as in some containers."""
-    with suppress(AttributeError, OSError, psutil.Error):
-        if sys.platform == "linux":
-            return list(psutil.Process().memory_maps(grouped=False))
-    return []
+def _is_as_in_file(address: int, size: int) -> bool:
+    """Whether no page in memory is of this process alone, as one that was written to is: see
+    "pagemap" in the kernel's documentation."""
+    entry, pages = np.dtype(np.uint64), size // mmap.PAGESIZE
+    skipped = address // mmap.PAGESIZE * entry.itemsize
+    entries = np.fromfile("/proc/self/pagemap", entry, pages, offset=skipped)
+    is_held, is_of_file = entries >> 62 != 0, entries >> 61 & 1 == 1
+    return len(entries) == pages and bool((is_of_file | ~is_held).all())
 
 
 def drop(files: Iterable[MappedFile]) -> None:
