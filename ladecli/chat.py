@@ -18,6 +18,7 @@ from .decoder.errors import DeviceLostError, Error, RankError
 from .errors import NoEmbeddingError, UsageError, printable
 from .options.answer import ChatRequest
 from .repl import commands
+from .repl.chat import Chat, Kept
 from .repl.journal import Journal, newest
 from .repl.reader import (
     LEAVE,
@@ -28,7 +29,6 @@ from .repl.reader import (
     suppress_echo,
     unescape,
 )
-from .repl.session import Chat, Kept
 from .session import opening, pool_file
 from .trace import export
 from .view.terminal import Terminal, handling
@@ -37,7 +37,7 @@ SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def run(request: ChatRequest) -> int:
-    """Chat until the user leaves; returns the exit code 0.
+    """Chat until the user leaves; returns the exit code: 0, or that of a refusal on a pipe.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
@@ -148,8 +148,8 @@ def greet(chat: Chat) -> None:
 
 @contextlib.contextmanager
 def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
-    """Keep the conversation while it is held, and say where where something else than the user
-    ends it."""
+    """Keep the conversation while it is held, and say where if something other than the user ends
+    it."""
     if chat.reader.interactive:
         chat.journal = journal
     try:

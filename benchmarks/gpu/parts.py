@@ -308,7 +308,7 @@ def whole_step(
     decoder: Decoder, step: layout.StepLayout, draft: Draft, sampling: SamplingConfig
 ) -> None:
     """A step as the loop runs it, up to the tokens on the host."""
-    sampler = Sampler(sampling, rank=decoder.runner.rank)
+    sampler = Sampler(sampling, most_probable=decoder.runner.most_probable)
     decoder.runner.start(step, partial(sampler.read, layout=step, draft=draft))()
 
 

@@ -114,8 +114,10 @@ class Decoder:
             PromptError: the prompt is empty, holds an unknown id, or fills the context.
             DeviceLostError: the device met a fault; nothing can be computed any more.
             NaNLogitsError: the model's weights are damaged, or too large for their type.
+            NoMemoryError, RankError: as `executor` has them.
             DecoderError: this generation is resumed after another one has started: there is
-                one cache, and it belongs to the newest.
+                one cache, and it belongs to the newest.  Or the drafts were learned from a model
+                with more token ids.
         """
         self.check_prompt(prompt)
         limits, sampling = limits or Limits(), sampling or SamplingConfig()
@@ -125,7 +127,7 @@ class Decoder:
         generation = Generation(
             State(list(prompt), len(prompt), sampling, end),
             strategy,
-            Sampler(sampling, processors, logprobs, self.runner.rank),
+            Sampler(sampling, processors, logprobs, self.runner.most_probable),
             limits,
             executor or self.local,
             detailed,

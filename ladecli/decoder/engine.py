@@ -54,7 +54,8 @@ class Generation:
         done: list[Event] = []
         try:
             while self.reason is None:
-                for chunk in self.executor.prefill(self.state):  # the text is read again
+                # Of the prompt; or of the whole text, after a step that is still to be yielded.
+                for chunk in self.executor.prefill(self.state):
                     yield from done
                     done = []
                     yield chunk

@@ -20,7 +20,7 @@ class PromptError(DecoderError, ValueError):
 
 
 class UnsupportedModelError(DecoderError):
-    """A model whose attention cannot verify several drafts in one forward pass."""
+    """A model that cannot be decoded here, or not in the way that is being tried."""
 
 
 class NaNLogitsError(DecoderError):

@@ -22,13 +22,15 @@ from .errors import UnsupportedModelError
 from .faults import reason_of
 from .kv_cache import KVCache
 from .model.attention.triton import compile_attention, triton_available
+from .model.building import can_run
 from .model.families import ModelFacts, model_facts
 from .model.form_races import Races
 from .model.forward import Forward
+from .model.ops import TorchOps
 from .model.own_cache import OwnCache, OwnCacheModel
 from .model.release import apart, give_back
 from .model.stock import StockModel, input_device
-from .model.transformer import TorchOps, Transformer, can_run
+from .model.transformer import Transformer
 from .model.trial import Trial
 from .model.weights import restore
 from .quiet import quiet

@@ -1,4 +1,4 @@
-"""From logits to tokens: one batched function for every strategy and device.
+"""From logits to tokens: of all nodes at once on a GPU, on a CPU of those that the walk reaches.
 
 A token is drawn by Gumbel-max: the largest of logits / temperature + noise, where the `noise` of a
 position depends on the seed and the position only.  So a text depends on model, prompt, settings
@@ -31,14 +31,26 @@ from .tree import TokenTree
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
 
-Rank = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""See `rank`."""
+MostProbable = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""See `most_probable`."""
 
 ROWS = 8
-"""Of logits that a CPU ranks at once: what it makes of them stays in its caches, and is small."""
+"""Of logits, searched at once on a CPU: what it makes of them is small, and stays in its caches."""
 SHORTLIST = 256
 """Tokens that a draw looks at first where filters leave few: to sort a whole vocabulary takes as
 long as the forward of a small model."""
+
+
+def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:
+    """The token chosen in each row, int64 [rows].
+
+    Args:
+        logits: [rows, vocabulary], penalties applied.
+        config: temperature, top-k, top-p and min-p.
+        noise: Gumbel noise, float32 [rows, vocabulary]; None for greedy.
+    """
+    scores = logits if noise is None else restricted(logits, config).add_(noise)
+    return top_tokens(scores, 1)[1][:, 0]
 
 
 def draw(logits: Tensor, config: SamplingConfig, positions: Sequence[int]) -> Tensor:
@@ -55,18 +67,6 @@ def draw(logits: Tensor, config: SamplingConfig, positions: Sequence[int]) -> Te
     best = scores.add_(gumbel_noise(config.seed, positions, ids)).argmax(dim=-1, keepdim=True)
     tokens = ids.gather(1, best)[:, 0]
     return tokens if enough is None else torch.where(enough, tokens, -1)
-
-
-def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:
-    """The token chosen in each row, int64 [rows].
-
-    Args:
-        logits: [rows, vocabulary], penalties applied.
-        config: temperature, top-k, top-p and min-p.
-        noise: Gumbel noise, float32 [rows, vocabulary]; None for greedy.
-    """
-    scores = logits if noise is None else restricted(logits, config).add_(noise)
-    return top_tokens(scores, 1)[1][:, 0]
 
 
 def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, found), found
 
 
-def rank(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
+def most_probable(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
     """The most probable tokens of each row, best first: ids, int64 [rows, n], and numbers that are
     finite where all logits of the row are.
 
@@ -106,7 +106,7 @@ def rank(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
             alone, whose number says nothing more.
     """
     if logits.device.type == "cpu" and len(logits) > ROWS:
-        parts = [rank(rows, successors) for rows in torch.split(logits, ROWS)]
+        parts = [most_probable(rows, successors) for rows in torch.split(logits, ROWS)]
         ids, scores = map(torch.cat, zip(*parts, strict=True))
         return ids, scores
     scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
@@ -232,10 +232,10 @@ class Sampler:
         config: SamplingConfig,
         processors: Sequence[LogitsProcessor] = (),
         logprobs: int | None = None,
-        rank: Rank = rank,
+        most_probable: MostProbable = most_probable,
     ) -> None:
         self.config = config
-        self._rank = rank
+        self._most_probable = most_probable
         self._logprobs = logprobs  # see `Decoder.generate`
         self._greedy = config.greedy
         # Few tokens remain, mostly, and no noise is needed for the others.
@@ -271,7 +271,7 @@ class Sampler:
         if self.config.repetition_penalty != 1.0 and not self._processors:
             given = logits if self._logprobs is None else logits.clone()
             logits = self._penalized(logits, layout)
-        parts = [*self._rank(logits, draft.successors)]
+        parts = [*self._most_probable(logits, draft.successors)]
         # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
         if not (self._greedy or self._processors or logits.device.type == "cpu"):
             rows = logits[: 1 + len(draft.tree)]

@@ -43,14 +43,18 @@ class Room:
     reach: int = 0
     """Positions after the current token that exist and are encoded as before."""
     width: int = sys.maxsize
-    """The most tokens of a step that fit in memory, padding included and pending ones other than
-    the current left out; with several ranks, of a single rank's step."""
+    """The most tokens of a step that fit in memory, `loads` and padding included; with several
+    ranks, of a single rank's step.  The end of a prompt, which the first step takes along, is left
+    out: it costs no draft its place."""
     loads: Sequence[int] = (1,)
-    """By rank, the tokens that it feeds in any case: the current one, and committed ones that count
-    against the width because they are fed again.  Those that end a prompt do not: they cost no
-    draft its place."""
+    """By rank, the tokens that it feeds beside the draft: the current one, and committed ones that
+    are fed again."""
     branches: bool = True
     """Whether a tree may have more than one path."""
+
+    def places(self, limit: int) -> int:
+        """Tokens of a draft that fit, where no rank's step may have more than `limit`."""
+        return sum([limit - load for load in self.loads if load < limit])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Draft:
     successors: int = 0
     """How many successors of every output the strategy wants to see; 0 for none."""
     limit: int = sys.maxsize
-    """With several ranks, the most tokens that one of them feeds, pending ones included."""
+    """With several ranks, the most tokens that one of them feeds, `Room.loads` included."""
     widths: tuple[int, ...] = ()
     """With several ranks, the only widths that their steps may have, ascending; () for any."""
 
@@ -109,12 +113,7 @@ class Strategy:
     """Proposes a draft for each step and observes what the model made of it.
 
     This one proposes nothing: one token per step, the oracle of all other strategies.
-
-    Attributes:
-        name: as on the command line.
     """
-
-    name = "autoregressive"
 
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""

@@ -79,15 +79,6 @@ class TokenTree:
         self.sources.append(source)
         return len(self.tokens) - 1
 
-    def chain(self) -> TokenTree:
-        """The path along the first child of each node, which is the most probable one."""
-        path, node = TokenTree(), ROOT
-        for child, parent in enumerate(self.parents):
-            if parent == node:
-                path.grow(len(path) - 1, self.tokens[child], self.sources[child])
-                node = child
-        return path
-
     def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
         """Walk down, asking `choose` for the model's token at each node on the way.
 

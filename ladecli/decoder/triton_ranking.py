@@ -90,8 +90,8 @@ def rank_row(best, tops, sums, ids, shares, blocks, count, BLOCKS: tl.constexpr)
         tl.store(shares + row * count + rank, tl.exp(x - highest) / total)
 
 
-def rank(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
-    """As `sampling.rank`, for at most `MOST` tokens; numbers are always probabilities."""
+def most_probable(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
+    """As `sampling.most_probable`, for at most `MOST` tokens; numbers are always probabilities."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, vocabulary = logits.shape
     count = min(max(successors, 1), vocabulary)

@@ -112,27 +112,26 @@ class LookaheadWindow:
 
     def block(self, current: int) -> WindowBlock:
         """The cells to feed in the next step, beside the current token."""
-        rows = [[current, *self.rows[0][1:]], *self.rows[1:]]
+        rows = self.rows
+        rows[0][0] = current  # its place in the window
         columns = len(rows[0])
         _, offsets, seen, last_row = _shape(len(rows), columns, range(columns))
         tokens = [token for row in rows for token in row]
         return WindowBlock(tokens[1:], offsets, seen, last_row, self.filled)
 
-    def advance(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
+    def advance(self, outputs: Sequence[int]) -> list[tuple[int, ...]]:
         """Move on by one Jacobi iteration and one column, however many tokens were accepted.
 
         After k accepted tokens the guesses stand k positions late, which costs little: they are
         there for their n-grams, not for their place.  Advancing by k gave fewer tokens per step.
 
         Args:
-            current: the current token of the step.
-            outputs: the model's tokens after the cells of the last row.
+            outputs: the model's tokens after the cells of the last row, of a step with the last
+                `block`.
 
         Returns:
             The W n-grams that these close; none while the window fills.
         """
-        # Cell (0, 0) is a placeholder, and stands for the current token.
-        self.rows[0][0] = current
         closed = [*zip(*self.rows, outputs, strict=True)] if self.filled else []
         self.rows.append(list(outputs))
         if len(self.rows) > self._full_rows:

@@ -23,9 +23,9 @@ from ..metrics import total
 from ..session.conversation import Conversation, from_json
 from ..specs import adapters
 from ..visualize import legend
+from .chat import Chat
 from .compare import compare_again
 from .reader import escape
-from .session import Chat
 from .settings import LIVE, TUNED, change, find_option, in_effect, known, suggestion, values_of
 
 Action = Callable[[Chat, str], None]

@@ -18,7 +18,7 @@ from ..view.terminal import ctrl_c
 
 if TYPE_CHECKING:
     from ..session.session import Settings
-    from .session import Chat, Reply
+    from .chat import Chat, Reply
 
 SECONDS, MOST_RUNS = 4.0, 5
 """A reply is decoded again until this time has passed, so many times at most."""

@@ -16,7 +16,7 @@ from ..options.answer import ChatRequest
 from ..options.declare import ALIASES, Setting, settings_of
 
 if TYPE_CHECKING:
-    from .session import Chat
+    from .chat import Chat
 
 _MODELS = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty")
 """Options whose default is in the model's generation config."""

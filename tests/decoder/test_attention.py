@@ -161,7 +161,7 @@ def test_scores_far_apart_do_not_overflow(backend: str) -> None:
 def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -> None:
     ahead = LookaheadWindow(5, 4, [1, 2, 3])
     for _ in range(4):
-        ahead.advance(1, [7] * len(ahead.rows[0]))
+        ahead.advance([7] * len(ahead.rows[0]))
     for layout in (
         build([8, 9], 40, Draft(window=ahead.block(9), width=24)),
         build_chunk(range(20), 40, anchor=90),

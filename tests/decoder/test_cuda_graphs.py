@@ -183,7 +183,7 @@ def test_kernels_give_the_same_text(family: str) -> None:
     assert decoder.runner.graphs_made
 
 
-@pytest.mark.parametrize("name", ["gate", "rank"])
+@pytest.mark.parametrize("name", ["gate", "most_probable"])
 def test_a_kernel_that_fails_is_done_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of resources\nshared memory")

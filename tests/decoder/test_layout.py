@@ -30,7 +30,7 @@ def tree_of(candidates: list[list[int]], limit: int = 99) -> TokenTree:
 def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
     window = LookaheadWindow(columns, ngram, [1])
     for step in range(steps):
-        window.advance(1, [step] * len(window.rows[-1]))
+        window.advance([step] * len(window.rows[-1]))
     return window.block(41)
 
 

@@ -25,7 +25,7 @@ def block_of(window: int, ngram: int, filled: bool = True) -> WindowBlock:
     lookahead = LookaheadWindow(window, ngram, range(1000))
     rng = random.Random(5)
     while filled and not lookahead.filled:
-        lookahead.advance(1, [rng.randrange(1000) for _ in lookahead.rows[0]])
+        lookahead.advance([rng.randrange(1000) for _ in lookahead.rows[0]])
     return lookahead.block(7)
 
 

@@ -176,7 +176,7 @@ def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
     logits[-1, [0, vocabulary - 1]] = -0.0
     logits[-1, vocabulary - 1] = 0.0
     for successors in (0, 1, 6, ranking.MOST):
-        ids, shares = ranking.rank(logits, successors)
+        ids, shares = ranking.most_probable(logits, successors)
         count = min(max(successors, 1), vocabulary)
         order = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :count]
         seen = logits.gather(1, order) > float("-inf")
@@ -189,7 +189,7 @@ def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
 def test_a_row_with_a_logit_that_is_no_number_has_no_shares(wrong: float) -> None:
     logits = randn(2, 5000)
     logits[1, 4999] = wrong
-    ids, shares = ranking.rank(logits, 2)
+    ids, shares = ranking.most_probable(logits, 2)
     assert int(ids.max()) < 5000
     assert bool(shares[0].isfinite().all())
     assert not bool(shares[1].isfinite().any())

@@ -25,7 +25,7 @@ def test_fills_in_n_minus_2_steps(window: int, ngram: int) -> None:
         assert [len(row) for row in lookahead.rows] == [columns] * (step + 1)
         assert lookahead.max_offset == columns + step - 1
         outputs = list(range(columns))
-        assert lookahead.advance(7, outputs) == []
+        assert lookahead.advance(outputs) == []
     assert lookahead.filled
     assert [len(row) for row in lookahead.rows] == [window] * (ngram - 1)
 
@@ -35,7 +35,7 @@ def test_what_a_cell_sees_reads_as_text(window: int, ngram: int, steps: int) -> 
     """Row 0 up to its column, then its own column down to itself: positions without a gap."""
     lookahead = window_of(window, ngram)
     for _ in range(steps):
-        lookahead.advance(7, lookahead.rows[-1])
+        lookahead.advance(lookahead.rows[-1])
     block, columns = lookahead.block(7), len(lookahead.rows[0])
     cells = [(r, j) for r in range(len(lookahead.rows)) for j in range(columns)][1:]
     assert list(block.offsets) == [r + j for r, j in cells]
@@ -54,7 +54,7 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     lookahead = window_of(3, 4)
     lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
     assert lookahead.block(9).rows(9) == ((9, 11, 12), (20, 21, 22), (30, 31, 32))
-    assert lookahead.advance(9, [40, 41, 42]) == [
+    assert lookahead.advance([40, 41, 42]) == [
         (9, 20, 30, 40),
         (11, 21, 31, 41),
         (12, 22, 32, 42),

@@ -146,11 +146,12 @@ def test_row_kernels_in_bfloat16() -> None:
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 128_256), (9, 49_152), (64, 300)])
 @torch.inference_mode()
 def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
-    from ladecli.decoder.triton_ranking import rank
+    from ladecli.decoder.triton_ranking import most_probable
 
     logits = randn(rows, vocabulary, dtype=dtype)
     for count in (0, 6, 12):
-        (ids, shares), (expected, known) = rank(logits, count), sampling.rank(logits, count)
+        ids, shares = most_probable(logits, count)
+        expected, known = sampling.most_probable(logits, count)
         assert torch.equal(ids[:, 0], expected[:, 0])
         assert torch.equal(logits.gather(1, ids), logits.gather(1, expected))
         if count:

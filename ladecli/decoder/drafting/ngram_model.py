@@ -206,7 +206,8 @@ class NgramModel:
             token, probability = repeated
             found[token], kinds[token], left = probability, REPEATED, 1.0 - probability
         levels, pair = self._longest_first, context & MASKS[2]
-        # What is known of a longer context is known of its last pair, too.
+        # What is known of a longer context is known of its last pair, too.  The turn of a pair that
+        # is not known ends the search where a repeated span has taken nearly all.
         if pair not in self.model_successors[2] and pair not in self.counts[2]:
             levels = levels[-2:]
         for mask, model_successors, counts, order in levels:

@@ -65,7 +65,8 @@ class DraftStore:
             self.model.learn([tokens], 1, 1.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The newest part of it as lists of numbers, for JSON; at most about 60,000 of them.
+        """The newest part of it as lists of numbers, for JSON: at most about 75,000 of them,
+        125,000 where tokens are drawn.
 
         What accepted text taught is derived from the text again; of the model's successors, those
         after accepted text are saved.

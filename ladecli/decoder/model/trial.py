@@ -16,7 +16,7 @@ from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
 from ..faults import check_device, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
 from ..run.runner import Runner, whole
-from ..sampling import rank
+from ..sampling import most_probable
 from ..strategy import Draft
 from ..tree import ROOT, TokenTree
 from .families import ModelFacts
@@ -123,8 +123,8 @@ class Trial:
     def _ranks(self, runner: Runner) -> bool:
         """Whether the runner finds the most probable tokens."""
         logits = self.expected[-2:].to(runner.device, runner.model.dtype)
-        found, shares = runner.rank(logits, RANKED)
-        ids, expected = rank(logits, RANKED)
+        found, shares = runner.most_probable(logits, RANKED)
+        ids, expected = most_probable(logits, RANKED)
         # Of those that are equally probable, any may be ranked first.
         same = torch.equal(logits.gather(1, found), logits.gather(1, ids))
         return same and torch.allclose(shares, expected, rtol=1e-3)

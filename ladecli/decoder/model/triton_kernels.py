@@ -21,8 +21,8 @@ from .attention.triton import early, power_of_two
 from .attention.triton_kernel import begin_early
 from .forward import StepCache
 from .layer import Layer, Norm, norm_heads
+from .ops import TorchOps
 from .rotary import Rotary
-from .transformer import TorchOps
 
 
 @triton.jit

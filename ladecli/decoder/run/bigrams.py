@@ -83,7 +83,7 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
             logits = attempt(runner.run, step)
             if logits is None:
                 break
-            best, probabilities = to_host(*runner.rank(logits[1:], SUCCESSORS))()
+            best, probabilities = to_host(*runner.most_probable(logits[1:], SUCCESSORS))()
             if not np.isfinite(probabilities).all():
                 break
             ids.append(np.array(best, np.int32))

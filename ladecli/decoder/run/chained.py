@@ -44,5 +44,5 @@ class Chained(Executor):
         """See `Executor`."""
         # A step without drafts is accepted whole, so that nothing of it is fed again.
         again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN
-        chain = TokenTree() if again else draft.tree.chain()
-        return super().start(state, replace(draft, tree=chain, window=None, width=1), sampler)
+        tree = TokenTree() if again else draft.tree
+        return super().start(state, replace(draft, tree=tree, window=None, width=1), sampler)

@@ -150,7 +150,7 @@ class Executor:
         """Wait for the other processes that take part."""
 
     def room(self, state: State) -> Room:
-        """How deep and how wide the next step may be, and what is missing in the cache."""
+        """How deep and how wide the next step may be."""
         length, last = len(state.tokens), self.max_context - 1
         boundary = self.facts.rope_boundary
         if boundary is not None and length <= boundary:

@@ -17,7 +17,7 @@ from ..layout import StepLayout
 from ..model.attention.mask import StepMask
 from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
-from ..sampling import rank
+from ..sampling import most_probable
 from ..transfer import to_device
 
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -98,19 +98,19 @@ class Runner:
             self._do_without_kernels(error)
         return self.run(layout)
 
-    def rank(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
-        """See `sampling.rank`."""
+    def most_probable(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
+        """See `sampling.most_probable`."""
         if uses_triton(self.model):
             from .. import triton_ranking
 
             try:
                 if successors <= triton_ranking.MOST:
-                    return triton_ranking.rank(logits, successors)
+                    return triton_ranking.most_probable(logits, successors)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 self._do_without_kernels(error)
-        return rank(logits, successors)
+        return most_probable(logits, successors)
 
     def _do_without_kernels(self, error: Exception) -> None:
         """Go on after a kernel of ours has failed, as one can at a size that nothing has tried

@@ -19,8 +19,6 @@ class Jacobi(Strategy):
     Decoding", ACL 2023.  Lookahead decoding grew out of it.
     """
 
-    name = "jacobi"
-
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = config.window
         self._guess: list[int] = []
@@ -51,8 +49,6 @@ class PromptLookup(Strategy):
     Args:
         config: `budget`, where given, limits the draft's length.
     """
-
-    name = "prompt-lookup"
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = LOOKUP_LENGTH if config.budget is None else config.budget - 1

@@ -24,8 +24,6 @@ PLAIN_STEPS_PER_LOOK = 4
 class Lookahead(Strategy):
     """The window and the other sources that are switched on, and the model that they feed."""
 
-    name = "lookahead"
-
     def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config = config
         self._store = store
@@ -57,7 +55,7 @@ class Lookahead(Strategy):
         """The window where it fits, and the most probable prefixes after the text."""
         config, store, loads = self._config, self._store, room.loads
         limit = config.limit_within(room.width)
-        places = sum([limit - load for load in loads if load < limit])
+        places = room.places(limit)
         # The window comes at its full width or not at all, and only beside candidates.
         window: WindowBlock | None = None
         if self._window is not None and room.branches and store.budget.may_run_window:
@@ -98,7 +96,7 @@ class Lookahead(Strategy):
         store.budget.update(new, self._curve.cost[nodes])
         ngrams: list[tuple[int, ...]] = []
         if self._window is not None and draft.window is not None:
-            ngrams = self._window.advance(text[-new - 1], result.best[1 + nodes :])
+            ngrams = self._window.advance(result.best[1 + nodes :])
         step = Observation(text, new, draft.tree, result.successors, ngrams)
         with store.changing():
             store.model.calibrate(self._looked_up, text[-new:], result.nodes)

@@ -27,8 +27,6 @@ from ..window import LookaheadWindow
 class PaperLookahead(Strategy):
     """The paper's algorithm.  It does not ask what a step costs."""
 
-    name = "lookahead"
-
     def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config = config
         self._pool = store.pool
@@ -43,17 +41,18 @@ class PaperLookahead(Strategy):
         """The lookahead branch if it fits, and the verification branch as far as it fits."""
         config, current = self._config, state.tokens[-1]
         limit = config.limit_within(room.width)
-        places = sum([limit - load for load in room.loads if load < limit])
+        places = room.places(limit)
         # The lookahead branch: all cells of the window but the first, which is the current token.
         window = self._window.block(current)
         fits = room.branches and self._window.max_offset <= room.reach
         fits = fits and len(window.tokens) <= places
         cells = len(window.tokens) if fits else 0
         # The verification branch: the newest G n-grams, of which N - 1 tokens are guesses.  Merged
-        # into a tree, so that a common start is verified once.
+        # into a tree, so that a common start is verified once; the newest alone as a chain.
         tree = TokenTree()
         depth = min(room.depth, config.ngram - 1)
-        for guess in islice(self._pool.candidates(current), config.guesses):
+        guesses = config.guesses if room.branches else 1
+        for guess in islice(self._pool.candidates(current), guesses):
             tree.add(guess[:depth], "trajectory", places - cells)
         width = fitting(sum(room.loads) + cells + len(tree), config.widths)
         return Draft(tree, window if fits else None, width, limit=limit, widths=config.widths)
@@ -62,9 +61,8 @@ class PaperLookahead(Strategy):
         """Advance the window by one Jacobi iteration, and pool the n-grams that it closed."""
         if draft.window is None:
             return
-        # The step's current token, and the model's tokens after the cells of the last row.
-        current = state.tokens[-len(result.tokens) - 1]
+        # The model's tokens after the cells of the last row.
         outputs = result.best[1 + len(draft.tree) :]
         with self._store.changing():
-            for ngram in self._window.advance(current, outputs):
+            for ngram in self._window.advance(outputs):
                 self._pool.add(ngram, self._config.guesses)

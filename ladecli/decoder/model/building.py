@@ -1,0 +1,116 @@
+"""Layers of our own out of a loaded model's modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+from .attention.mask import Rules
+from .families import Family, activation, is_ours
+from .int8 import Int8Linear
+from .layer import Heads, Layer, Norm, Norms
+from .release import MappedFile, drop
+from .weights import Projection
+
+MOST_PACKED = 8
+"""Layers whose weights are packed at once, each of which takes room beside its weights."""
+
+
+def can_run(model: Any) -> bool:
+    """Whether a model is of a family and form that `Transformer` is for: one device, plain parts.
+
+    A trial at load has the last word (`trial.Trial`).
+    """
+    ours = is_ours(model.config.get_text_config(decoder=True))
+    body = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if not ours or body is None or (getattr(model, "tp_size", None) or 1) > 1:
+        return False
+    parts = ("embed_tokens", "layers", "norm", "rotary_emb")
+    linear = nn.Linear | Int8Linear
+    if not all(hasattr(body, part) for part in parts) or not isinstance(model.lm_head, linear):
+        return False
+    devices = {parameter.device for parameter in model.parameters()}
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    return len(devices) == 1 and not hooked
+
+
+def make_layers(make: Callable[[int, Any], Layer], layers: Any, at_once: int) -> list[Layer]:
+    """Layers of ours, several at once: to pack a weight takes ten times as long as to read it."""
+    first = make(0, layers[0])  # by it forms are raced, without neighbours
+    with ThreadPoolExecutor(min(torch.get_num_threads(), at_once)) as pool:
+        return [first, *pool.map(make, range(1, len(layers)), layers[1:])]
+
+
+def layer_of(
+    text: Any,
+    family: Family,
+    rotary: Sequence[str],
+    projection: Callable[[Sequence[nn.Module]], Projection],
+    norm: Callable[[nn.Module], Norm],
+    files: Sequence[MappedFile],
+    index: int,
+    layer: Any,
+) -> Layer:
+    """One layer of a model, whose weights are read from files once."""
+    attention, mlp = layer.self_attn, layer.mlp
+    fused = hasattr(attention, "qkv_proj")
+    qkv = [attention.qkv_proj] if fused else [attention.q_proj, attention.k_proj, attention.v_proj]
+    gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
+    window = {
+        "": None,
+        "layer": getattr(attention, "sliding_window", None),
+        "config": getattr(text, "sliding_window", None),
+    }[family.sliding]
+    softcap = text.attn_logit_softcapping if family.attention_softcap else None
+    act = activation(text)
+    assert act is not None  # `can_run` leaves others out
+    norms = Norms(
+        query=norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        key=norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        **{
+            name: norm(getattr(layer, module)) if module else None
+            for name, module in family.norms._asdict().items()
+        },
+    )
+    made = Layer(
+        index=index,
+        heads=Heads(text.num_attention_heads, text.num_key_value_heads, attention.head_dim),
+        norms=norms,
+        attends=Rules(float(attention.scaling), window, softcap),
+        rotary=rotary[index] if getattr(attention, "use_rope", True) else None,
+        qkv=projection(qkv),
+        out=projection([attention.o_proj]),
+        gate_up=projection(gate_up),
+        down=projection([mlp.down_proj]),
+        activation=act,
+    )
+    drop(files)
+    return made
+
+
+def leave_file(model: nn.Module) -> None:
+    """Have copies of all but the weights of linear layers: where these have forms of their own,
+    nothing keeps the checkpoint's file in memory then."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name != "weight" or not isinstance(module, nn.Linear):
+                parameter.data = parameter.data.clone()
+
+
+def norm_of(family: Family, dtype: torch.dtype, module: Any) -> Norm:
+    """A norm of a model, for activations of a type."""
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    weight = module.weight.detach()
+    if dtype == torch.float32:
+        weight = weight.float()
+    if family.unit_offset:
+        weight = 1.0 + weight.float()
+    if weight.device.type != "cpu":
+        return Norm(weight, float(eps))
+    root = math.sqrt(weight.numel())
+    return Norm(weight, float(eps), root * weight.float(), torch.tensor(root * math.sqrt(eps)))
