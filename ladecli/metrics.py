@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 from itertools import zip_longest
+from typing import NamedTuple
 
 from .decoder.events import PromptRead, Started, StepNarrowed
 from .errors import counted
@@ -25,16 +26,64 @@ def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
 
 
 PLAIN_STEPS = 8
-"""Steps of one token that an answer needs before their mean stands for a plain step."""
+"""Plain steps that an answer needs before it says itself what one takes."""
 _LATEST = 500
-"""Steps of which a mean is taken, so that its cost does not grow with the text."""
+"""Comparisons that count, so that their cost does not grow with the text."""
 RECENT = 24
 """Last steps that are kept one by one."""
 _SUMMED = (
     *("prompt", "cached", "tokens", "steps", "fed", "prefill_seconds", "decode_seconds"),
-    *("plain_seconds", "derived_seconds", "accepted", "_first_tokens"),
+    *("plain", "accepted", "_compared", "_first_tokens"),
 )
 """Of a tally, what those of several answers add up to, or are joined."""
+
+
+class TimedStep(NamedTuple):
+    """A step after the first one."""
+
+    tokens: int
+    seconds: float
+    plain: bool
+    """Whether it fed one token, as all of plain decoding do."""
+    cost: float | None
+    """In plain steps after the same text; None where it is not known."""
+
+
+@dataclass(slots=True)
+class PlainTime:
+    """What steps say of plain decoding's time for the same tokens.
+
+    A plain step takes longer the longer the text is.  So each step speaks for its own tokens: their
+    time is its own over its cost, for each of them.
+    """
+
+    steps: int = 0  # plain ones
+    seconds: float = 0.0  # that these took
+    drafted: int = 0  # tokens of others
+    derived: float = 0.0  # the time of these, by the costs of their steps
+    unknown: int = 0  # tokens of steps whose cost is not known
+
+    def add(self, step: TimedStep) -> None:
+        """Add what a step says."""
+        if step.plain:
+            self.steps += 1
+            self.seconds += step.seconds
+        elif step.cost is not None:
+            self.drafted += step.tokens
+            self.derived += step.tokens * step.seconds / step.cost
+        else:
+            self.unknown += step.tokens
+
+    def __add__(self, other: PlainTime) -> PlainTime:
+        """What the steps of both say."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return PlainTime(*(one + more for one, more in pairs))
+
+    @property
+    def calibration(self) -> float | None:
+        """How much longer a plain step is than costs say of drafted ones, where the texts of both
+        were as long; None if there were not both."""
+        return ratio(ratio(self.seconds, self.steps), ratio(self.derived, self.drafted)) or None
 
 
 @dataclass(slots=True)
@@ -54,18 +103,16 @@ class Tally:
     fed: int = 0  # tokens fed to the model by all steps
     prefill_seconds: float = 0.0  # wall time, as are `decode_seconds`
     decode_seconds: float = 0.0
-    # Of the latest steps that fed one token, as all of plain decoding do.
-    plain_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    # What the other ones say of a plain step: their time over their cost.
-    derived_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    # Tokens and seconds of the last steps, the newest last.
-    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    plain: PlainTime = field(default_factory=PlainTime)
+    recent: deque[TimedStep] = field(default_factory=lambda: deque(maxlen=RECENT))
     accepted: Counter[str] = field(default_factory=Counter)  # draft tokens by source
     step_limit: int | None = None  # the most tokens of a step after memory ran out
     reason: Reason | None = None  # why the answer ended
-    # By how much a plain step is longer than those derived from wider steps, as measured in an
-    # earlier answer; None if that is unknown.
+    # By how much a plain step is longer than costs say of wider ones, as an earlier answer has
+    # shown; None if that is unknown.
     calibration: float | None = None
+    # The same by the latest steps, each beside those of the other kind shortly before.
+    _compared: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     token_ids: list[int] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
@@ -88,11 +135,8 @@ class Tally:
                     self._first_tokens = len(event.token_ids)
                 else:
                     self.decode_seconds += event.seconds
-                    if event.width == 1:
-                        self.plain_seconds.append(event.seconds)
-                    elif event.cost is not None:
-                        self.derived_seconds.append(event.seconds / event.cost)
-                    self.recent.append((len(event.token_ids), event.seconds))
+                    count, plain = len(event.token_ids), event.width == 1
+                    self._take(TimedStep(count, event.seconds, plain, event.cost))
                 self.steps += 1
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
@@ -106,6 +150,18 @@ class Tally:
                     self.decode_seconds += event.seconds
             case Ended():
                 self.reason = event.reason
+
+    def _take(self, step: TimedStep) -> None:
+        """Take a step after the first one."""
+        beside = PlainTime()
+        for each in self.recent:
+            if each.plain != step.plain:
+                beside.add(each)
+        beside.add(step)
+        if (found := beside.calibration) is not None:
+            self._compared.append(found)
+        self.plain.add(step)
+        self.recent.append(step)
 
     @property
     def text(self) -> str:
@@ -144,22 +200,8 @@ class Tally:
 
     @property
     def measured(self) -> bool:
-        """Whether the time of a plain step was measured, in this answer or for `calibration`."""
-        return len(self.plain_seconds) >= PLAIN_STEPS or self.calibration is not None
-
-    @property
-    def plain_step(self) -> float | None:
-        """Seconds of a plain step after a text as long as this one, on a machine as busy as it was;
-        None if unknown.
-
-        The mean of this answer's own plain steps, or where it has too few, of what all steps say.
-        """
-        if len(self.plain_seconds) >= PLAIN_STEPS:
-            return _trimmed_mean(self.plain_seconds)
-        scale = self.calibration or 1.0
-        return _trimmed_mean(
-            [*self.plain_seconds, *(each * scale for each in self.derived_seconds)]
-        )
+        """Whether the time of plain steps was measured, in this answer or for `calibration`."""
+        return self.plain.steps >= PLAIN_STEPS or self.calibration is not None
 
     @property
     def out_of_memory(self) -> str | None:
@@ -178,17 +220,18 @@ class Tally:
         return None
 
     def calibrate(self) -> float | None:
-        """The `calibration` that this answer's own steps give, or else the one that it had."""
-        derived = _trimmed_mean(self.derived_seconds)
-        if len(self.plain_seconds) < PLAIN_STEPS or derived is None:
+        """The `calibration` that this answer's own steps give, or else the one that it had.
+
+        The median: one pause of the machine must not change it.
+        """
+        if self.plain.steps < PLAIN_STEPS or not self._compared:
             return self.calibration
-        return (self.plain_step or 0.0) / derived
+        return statistics.median(self._compared)
 
     @property
     def speedup(self) -> float:
         """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
-        tokens = self.tokens - self._first_tokens
-        return self._speedup(tokens, self.decode_seconds, self.tokens_per_step)
+        return self._speedup(self.plain, self.decode_seconds, self.tokens_per_step)
 
     @property
     def speedup_from(self) -> str | None:
@@ -197,22 +240,19 @@ class Tally:
 
     def speedup_of_last(self, steps: int) -> float:
         """The same of the last steps."""
-        last = list(self.recent)[-steps:]
-        tokens, seconds = sum(count for count, _ in last), sum(each for _, each in last)
-        return self._speedup(tokens, seconds, ratio(tokens, len(last)))
+        last, plain = list(self.recent)[-steps:], PlainTime()
+        for each in last:
+            plain.add(each)
+        tokens, seconds = sum(each.tokens for each in last), sum(each.seconds for each in last)
+        return self._speedup(plain, seconds, ratio(tokens, len(last)))
 
-    def _speedup(self, tokens: int, seconds: float, most: float) -> float:
+    def _speedup(self, plain: PlainTime, seconds: float, most: float) -> float:
+        derived = plain.derived * (self.calibrate() or 1.0)
+        unknown = plain.unknown * ratio(self.plain.seconds, self.plain.steps)
+        if plain.unknown and not unknown:
+            return 0.0
         # A step is no faster than a plain one: where it seems so, that is noise.
-        return min(ratio(tokens * (self.plain_step or 0.0), seconds), most)
-
-
-def _trimmed_mean(seconds: Collection[float]) -> float | None:
-    """The mean without the fastest and the slowest tenth: one pause of the machine must not change
-    the figure.  None of nothing."""
-    if not seconds:
-        return None
-    cut = -(-len(seconds) // 10) if len(seconds) > 2 else 0
-    return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
+        return min(ratio(plain.seconds + derived + unknown, seconds), most)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

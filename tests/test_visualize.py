@@ -135,6 +135,20 @@ def test_the_speedup_shown_agrees_with_plain_decoding_of_the_same_text() -> None
     assert plain.speedup == pytest.approx(1.0, rel=0.1)
 
 
+def test_drafts_of_a_text_that_has_grown_say_nothing_of_its_start() -> None:
+    """Plain steps at the start, then drafts alone: steps become dearer, and drafts do not."""
+    tally, plain_time = tally_of([PromptRead(100, 100, 3.0), step(("x", None))]), 0.0
+    while tally.tokens < 1000:
+        pieces = [("x", "context"), ("x", "context"), ("y", None)][-1 if tally.tokens < 30 else 0 :]
+        seconds, cost = 0.5 + tally.tokens / 1000, 1.0 if len(pieces) == 1 else 1.5
+        plain_time += seconds * len(pieces)
+        drafted = step(*pieces, width=2 * len(pieces) - 1, seconds=seconds * cost)
+        tally.add(*priced([drafted], cost))
+    assert tally.measured
+    assert tally.calibrate() == pytest.approx(1.0, rel=0.1)
+    assert tally.speedup == pytest.approx(plain_time / tally.decode_seconds, rel=0.1)
+
+
 def test_the_speedup_is_estimated_by_the_cost_of_steps_until_it_is_measured() -> None:
     estimated = tally_of(priced(ANSWER, cost=2.0))
     assert (estimated.speedup, estimated.measured) == (1.25, False)
@@ -146,7 +160,7 @@ def test_the_speedup_is_estimated_by_the_cost_of_steps_until_it_is_measured() ->
     # Steps of half a second that cost two plain ones, and plain steps of 0.3 seconds.
     plain = [step(("x", None), width=1, seconds=0.3)] * 8
     measured = tally_of([*priced(ANSWER[:-1], cost=2.0), *plain])
-    assert (measured.plain_step, measured.measured) == (pytest.approx(0.3), True)
+    assert (measured.speedup, measured.measured) == (pytest.approx(3.9 / 3.4), True)
     assert measured.calibrate() == pytest.approx(1.2)
     assert known.calibrate() == 1.2
 
