@@ -42,6 +42,7 @@ class Oracle:
     dtype = torch.float32
     keeps_weights = True
     foreign = False
+    halved = 0
     kernels = False
     drafts: Drafts = "trees"
 

@@ -109,7 +109,7 @@ def _measure(
     if not measured.runs:
         raise LadeError(f"nothing could be measured: {measured.failures[0].error}")
     names = [method.name for method, _ in chosen]
-    spent = measured.time_spent(loaded.part)
+    spent = measured.time_spent(loaded.part, session.decoder.runner.model.halved)
     wanted = spent and not cancelled()
     rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if wanted else None
     return Result(

@@ -76,8 +76,13 @@ class Measurement:
             self.seconds = time.perf_counter() - began
             gc.unfreeze()
 
-    def time_spent(self, shape: ModelSpec) -> tuple[TimeSpent, ...]:
-        """The time of a step by its parts; `shape` is that of the model's part on this device."""
+    def time_spent(self, shape: ModelSpec, halved: int) -> tuple[TimeSpent, ...]:
+        """The time of a step by its parts.
+
+        Args:
+            shape: that of the model's part on this device.
+            halved: see `decoder.model.forward`.
+        """
         found = []
         for name, parts in self._parts.items():
             runs = [run for run in self.runs if run.method == name and run.step_seconds]
@@ -90,7 +95,8 @@ class Measurement:
             context = sum(map(operator.mul, contexts, counts)) // steps
             width = sum(run.fed or 0 for run in runs) // steps
             seconds = {part: total / steps for part, total in parts.items()}
-            found.append(TimeSpent(name, steps, seconds, read_bytes(shape, width, context)))
+            read = read_bytes(shape, width, context) - 2 * halved
+            found.append(TimeSpent(name, steps, seconds, read))
         return tuple(found)
 
     def _warm_up(self, prompt: list[int]) -> None:

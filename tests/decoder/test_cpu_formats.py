@@ -279,11 +279,14 @@ def test_a_forward_that_is_not_ours_has_its_products_as_they_are() -> None:
 def test_nothing_keeps_the_file_of_weights_that_have_another_form(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    copy.deepcopy(model_of(family)).to(dtype).save_pretrained(tmp_path)
+    copy.deepcopy(model_of(family)).bfloat16().to(dtype).save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     assert str(tmp_path) in MAPS.read_text()
     tied = model.lm_head.weight is model.get_input_embeddings().weight
+    linear = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    numbers = sum(each.weight.numel() for each in linear)
     decoder = load_decoder(model.eval(), races=Decided("halves"))
+    assert decoder.runner.model.halved == (numbers if dtype == torch.float32 else 0)
     assert str(tmp_path) not in MAPS.read_text()
     assert tied == (model.lm_head.weight is model.get_input_embeddings().weight)
     assert run(decoder, prompt_for(family))

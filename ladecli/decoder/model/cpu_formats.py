@@ -40,11 +40,11 @@ class Form:
     Args:
         weight: what `products.multiply` reads.
         dense: gives the weight, [out, in].
+        halved: numbers of a float32 weight that are read in 16 bits.
     """
 
-    def __init__(self, weight: Weight, dense: Callable[[], Tensor]) -> None:
-        self.weight = weight
-        self.dense = dense
+    def __init__(self, weight: Weight, dense: Callable[[], Tensor], halved: int = 0) -> None:
+        self.weight, self.dense, self.halved = weight, dense, halved
         self._multiply = scripted(multiply)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -94,7 +94,7 @@ def halves(weight: Tensor, *, alike: bool = False) -> Form:
     held = Weight("halves", torch.tensor([unit]), made)
     if alike:
         held = held._replace(form="alike halves", rows=rows_alike() or 1, part=ALIKE_ROWS)
-    return Form(held, dense)
+    return Form(held, dense, weight.numel() if dtype == torch.float32 else 0)
 
 
 @cache

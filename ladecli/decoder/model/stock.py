@@ -102,6 +102,7 @@ class StockModel:
     keeps_weights = True
     kernels = False
     foreign = True
+    halved = 0
     drafts: Drafts = "trees"
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
