@@ -62,6 +62,19 @@ def test_two_things_do_not_go_to_one_file(
             export.check(request, answers=3)
 
 
+@pytest.mark.parametrize("name", ["trace", "svg", "html"])
+def test_an_answer_replaces_files_of_answers_alone(name: str, lade: Any, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    command = ("generate", "-p", "def ", "-n", "3", "-q", f"--{name}", str(path))
+    path.write_text("important")
+    assert f"--{name} {path} would replace" in lade(*command).refused()
+    assert path.read_text() == "important"
+    path.write_text("")
+    for _ in range(2):
+        assert lade(*command).code == 0
+    assert path.stat().st_size > 100
+
+
 def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> None:
     path, link = tmp_path / "x", tmp_path / "link"
     files.write(path, "old", "--html")

@@ -22,36 +22,52 @@ if TYPE_CHECKING:
     from ..options.answer import FileOptions
     from ..session.session import Session, Settings
 
-OPTIONS = ("trace", "svg", "html")
+OPTIONS = {"trace": b'{"format":"lade-trace"', "svg": b"<svg", "html": b"<!DOCTYPE html>"}
+"""Those that name a file, with the beginning of one of theirs."""
 COLUMNS = 88
 """Cells of a line in the SVG."""
 
 
 def check(request: FileOptions, answers: int = 1) -> None:
-    """Refuse files of so many answers that cannot be written, or would replace each other or what
-    is read.
+    """Refuse files of so many answers that cannot be written, or would replace each other, what is
+    read, or something of another kind.
 
     Raises:
         UsageError: the message names the option and the fix.
     """
     written = [
-        (f"--{name}", path)
+        (f"--{name}", path, OPTIONS[name])
         for number in range(1, answers + 1)
         for name in OPTIONS
         if (path := _path(request, name, number))
     ]
     if request.pool_file:
-        written.append(("--pool-file", Path(request.pool_file).expanduser()))
+        written.append(("--pool-file", Path(request.pool_file).expanduser(), b""))
     taken = {
         Path(name).expanduser().resolve(): option for name, option in request.read_files.items()
     }
-    for option, path in written:
+    for option, path, beginning in written:
         files.check(path, option)
         if files.is_device(path):
             continue
         first = taken.setdefault(path.resolve(), option)
         if first != option:
             raise UsageError(f"{first} and {option} are the same file, {path}; name another")
+        if _is_other(path, beginning):
+            raise UsageError(
+                f"{option} {path} would replace a file of another kind; name another, or delete it"
+                " first"
+            )
+
+
+def _is_other(path: Path, beginning: bytes) -> bool:
+    """Whether a file is there and begins differently, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            found = file.read(len(beginning))
+    except OSError:
+        return path.exists()
+    return bool(found) and found != beginning
 
 
 def _path(request: FileOptions, name: str, number: int) -> Path | None:
