@@ -82,7 +82,9 @@ class PromptOptions(TemplateOptions):
     _NOT_RAW: ClassVar[tuple[str, ...]] = ("chat_template", "template_arg")
     """Options that do not go together with --raw."""
 
-    system: str | None = prompt_option("System message; needs a chat template.", "-s")
+    system: str | None = prompt_option(
+        "System message, for a chat template; the first line of a raw chat.", "-s"
+    )
     raw: bool = prompt_option(
         "No chat template: prompts as they are; in a chat all messages, one a line.", default=False
     )
