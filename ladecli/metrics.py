@@ -48,6 +48,13 @@ class TimedStep(NamedTuple):
     cost: float | None
     """In plain steps after the same text; None where it is not known."""
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """Of a plain step after the same text."""
+        if self.plain:
+            return self.seconds
+        return None if self.cost is None else self.seconds / self.cost
+
 
 @dataclass(slots=True)
 class PlainTime:
@@ -65,12 +72,13 @@ class PlainTime:
 
     def add(self, step: TimedStep) -> None:
         """Add what a step says."""
+        seconds = step.plain_seconds
         if step.plain:
             self.steps += 1
             self.seconds += step.seconds
-        elif step.cost is not None:
+        elif seconds is not None:
             self.drafted += step.tokens
-            self.derived += step.tokens * step.seconds / step.cost
+            self.derived += step.tokens * seconds
         else:
             self.unknown += step.tokens
 
@@ -78,12 +86,6 @@ class PlainTime:
         """What the steps of both say."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return PlainTime(*(one + more for one, more in pairs))
-
-    @property
-    def calibration(self) -> float | None:
-        """How much longer a plain step is than costs say of drafted ones, where the texts of both
-        were as long; None if there were not both."""
-        return ratio(ratio(self.seconds, self.steps), ratio(self.derived, self.drafted)) or None
 
 
 @dataclass(slots=True)
@@ -153,13 +155,11 @@ class Tally:
 
     def _take(self, step: TimedStep) -> None:
         """Take a step after the first one."""
-        beside = PlainTime()
-        for each in self.recent:
-            if each.plain != step.plain:
-                beside.add(each)
-        beside.add(step)
-        if (found := beside.calibration) is not None:
-            self._compared.append(found)
+        beside = [each.plain_seconds for each in self.recent if each.plain != step.plain]
+        others, own = [each for each in beside if each is not None], step.plain_seconds
+        if others and own:
+            other = statistics.median(others)
+            self._compared.append(own / other if step.plain else other / own)
         self.plain.add(step)
         self.recent.append(step)
 
@@ -222,11 +222,19 @@ class Tally:
     def calibrate(self) -> float | None:
         """The `calibration` that this answer's own steps give, or else the one that it had.
 
-        The median: one pause of the machine must not change it.
+        By medians: one pause of the machine must not change it.
         """
-        if self.plain.steps < PLAIN_STEPS or not self._compared:
+        if min(self.plain.steps, len(self._compared)) < PLAIN_STEPS:
             return self.calibration
         return statistics.median(self._compared)
+
+    def calibrate_by(self, plain: Tally) -> float | None:
+        """The `calibration` with which `speedup` is what plain decoding of the same text took; None
+        where there are too few steps of either kind."""
+        time = ratio(self.tokens - self._first_tokens, plain.tokens_per_second)
+        if min(plain.plain.steps, self.plain.drafted) < PLAIN_STEPS:
+            return None
+        return max(time - self.plain.seconds, 0.0) / self.plain.derived or None
 
     @property
     def speedup(self) -> float:

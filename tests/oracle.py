@@ -42,7 +42,7 @@ class Oracle:
     dtype = torch.float32
     keeps_weights = True
     foreign = False
-    halved = 0
+    halved = 0, 0
     kernels = False
     drafts: Drafts = "trees"
 

@@ -13,7 +13,7 @@ from scipy.spatial.distance import pdist
 from ladecli.decoder.events import Started
 from ladecli.errors import LadeError, printable
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.metrics import Tally
+from ladecli.metrics import Tally, total
 from ladecli.visualize import SOURCE_STYLES, Writer, repeats, statistics_line, status_line, together
 
 
@@ -147,6 +147,32 @@ def test_drafts_of_a_text_that_has_grown_say_nothing_of_its_start() -> None:
     assert tally.measured
     assert tally.calibrate() == pytest.approx(1.0, rel=0.1)
     assert tally.speedup == pytest.approx(plain_time / tally.decode_seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("paused", [3, 12])
+def test_one_pause_says_nothing_of_costs(paused: int) -> None:
+    """In a short reply, whichever kind of step it is that waits for the machine."""
+    drafted = replace(step(("x", "context"), ("y", None), width=3, seconds=0.75), cost=1.5)
+    steps = [*[step(("x", None), width=1)] * 8, *[drafted] * 20]
+    steps[paused] = replace(steps[paused], seconds=steps[paused].seconds + 5.0)
+    tally = tally_of([step(("x", None)), *steps])
+    assert tally.measured
+    assert tally.calibrate() == pytest.approx(1.0)
+
+
+def test_few_steps_say_nothing_of_costs() -> None:
+    slow = priced([step(("x", "context"), ("y", None), width=3, seconds=3.0)], 1.5)
+    tally = tally_of([step(("x", None)), *[step(("x", None), width=1)] * 20, *slow], 1.1)
+    assert tally.calibrate() == 1.1
+
+
+def test_plain_decoding_of_the_same_text_says_what_costs_are_wrong_by() -> None:
+    drafted = priced([step(("x", "context"), ("y", None), width=3)] * 10, 2.0)
+    plain = tally_of([step(("x", None)), *[step(("x", None), width=1, seconds=0.3)] * 28])
+    reply = tally_of([step(("x", None)), *[step(("x", None), width=1, seconds=0.3)] * 8, *drafted])
+    assert total([reply, reply]).calibrate_by(total([plain])) == pytest.approx(1.2)
+    assert tally_of([step(("x", None))]).calibrate_by(plain) is None
+    assert reply.calibrate_by(tally_of([step(("x", None))])) is None
 
 
 def test_the_speedup_is_estimated_by_the_cost_of_steps_until_it_is_measured() -> None:

@@ -76,7 +76,7 @@ class Measurement:
             self.seconds = time.perf_counter() - began
             gc.unfreeze()
 
-    def time_spent(self, shape: ModelSpec, halved: int) -> tuple[TimeSpent, ...]:
+    def time_spent(self, shape: ModelSpec, halved: tuple[int, int]) -> tuple[TimeSpent, ...]:
         """The time of a step by its parts.
 
         Args:
@@ -95,7 +95,7 @@ class Measurement:
             context = sum(map(operator.mul, contexts, counts)) // steps
             width = sum(run.fed or 0 for run in runs) // steps
             seconds = {part: total / steps for part, total in parts.items()}
-            read = read_bytes(shape, width, context) - 2 * halved
+            read = read_bytes(shape, width, context) - 2 * halved[width > 1]
             found.append(TimeSpent(name, steps, seconds, read))
         return tuple(found)
 

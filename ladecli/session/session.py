@@ -324,7 +324,7 @@ class Session:
         should_stop = text.feed if any(self.stops(settings)) else None
         executor = self.executor if together else None
         events = self._decode(prompt, settings, should_stop, detailed, executor)
-        cost = partial(self._cost, settings, self.ranks if together else 1)
+        cost = partial(self._cost, settings)
         # A follower ends when its leader does.
         seconds = None if self._follows else self.loaded.defaults.max_seconds
         if followers is None or not together:
@@ -358,12 +358,12 @@ class Session:
         )
 
     @staticmethod
-    def _cost(settings: Settings, ranks: int, width: int, context: int) -> float | None:
+    def _cost(settings: Settings, width: int, context: int) -> float | None:
         """What a step of `width` tokens costs after `context` tokens; see `TextStep`."""
         curve = settings.lookahead.step_cost
         if width > 1 and len(curve.widths) == 1:
             return None
-        return curve.at(-(-width // ranks), context)
+        return curve.at(width, context)
 
     @property
     def _follows(self) -> bool:

@@ -53,7 +53,7 @@ def check(request: FileOptions, answers: int = 1) -> None:
         first = taken.setdefault(path.resolve(), option)
         if first != option:
             raise UsageError(f"{first} and {option} are the same file, {path}; name another")
-        if _is_other(path, beginning):
+        if beginning and _is_other(path, beginning):
             raise UsageError(
                 f"{option} {path} would replace a file of another kind; name another, or delete it"
                 " first"

@@ -114,7 +114,7 @@ class OwnCacheModel:
     keeps_weights = True
     kernels = False
     foreign = True
-    halved = 0
+    halved = 0, 0
 
     def __init__(self, model: Any) -> None:
         self.device = input_device(model)

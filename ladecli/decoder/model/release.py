@@ -52,23 +52,23 @@ def mapped_files(model: nn.Module) -> list[MappedFile]:
         # Names of files may have other ends of lines in them.
         for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")[:-1]:
             addresses, *_, path = line.split(maxsplit=5)
+            if not path.startswith("/"):
+                continue
             start, end = (int(address, 16) for address in addresses.split("-"))
             part = next((parts[address] for address in parts if start <= address < end), None)
-            if part is None or not path.startswith("/"):
-                continue
-            if _is_as_in_file(start, end - start):
+            if part is not None and _is_as_in_file(start, end - start):
                 files.append(MappedFile(path, start, end - start, part))
     return files
 
 
 def _is_as_in_file(address: int, size: int) -> bool:
     """Whether no page in memory is of this process alone, as one that was written to is: see
-    "pagemap" in the kernel's documentation."""
+    "pagemap" in the kernel's documentation.  Some kernels do not say so of huge pages."""
     entry, pages = np.dtype(np.uint64), size // mmap.PAGESIZE
     skipped = address // mmap.PAGESIZE * entry.itemsize
     entries = np.fromfile("/proc/self/pagemap", entry, pages, offset=skipped)
-    is_held, is_of_file = entries >> 62 != 0, entries >> 61 & 1 == 1
-    return len(entries) == pages and bool((is_of_file | ~is_held).all())
+    flags = np.right_shift(entries, 61, out=entries)  # in memory, swapped out, of a file
+    return len(flags) == pages and bool(((flags == 0) | (flags & 1 == 1)).all())
 
 
 def drop(files: Iterable[MappedFile]) -> None:

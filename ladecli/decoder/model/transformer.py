@@ -97,9 +97,9 @@ class Transformer:
         self._head = projection([model.lm_head], shared=shared)
         drop(files)
         self._products = [self._head, *(each for layer in self.layers for each in layer.products)]
-        on_cpu_ours = [each for each in self._products if isinstance(each, CpuLinear)]
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in self._products)
-        self.halved = sum(min(each.one.halved, each.more.halved) for each in on_cpu_ours)
+        linear = [each for each in self._products if isinstance(each, CpuLinear)]
+        self.halved = sum(each.one.halved for each in linear), sum(e.more.halved for e in linear)
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:

@@ -51,7 +51,7 @@ class PaperLookahead(Strategy):
         # into a tree, so that a common start is verified once; the newest alone as a chain.
         tree = TokenTree()
         depth = min(room.depth, config.ngram - 1)
-        guesses = config.guesses if room.branches else 1
+        guesses = config.guesses if room.branches else min(config.guesses, 1)
         for guess in islice(self._pool.candidates(current), guesses):
             tree.add(guess[:depth], "trajectory", places - cells)
         width = fitting(sum(room.loads) + cells + len(tree), config.widths)
