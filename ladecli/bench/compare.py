@@ -78,8 +78,13 @@ def run(request: CompareRequest) -> int:
         raise UsageError(
             f"--fail-on-slower cannot tell: A and B did other work ({what}); measure both alike"
         )
-    slower = any(each["verdict"] == SLOWER for each in found["contenders"])
-    return int(request.fail_on_slower and (slower or bool(found["missing"])))
+    slower = [each["contender"] for each in found["contenders"] if each["verdict"] == SLOWER]
+    failed = [f"{name} became slower" for name in slower]
+    failed += [f"{name} is missing in B" for name in found["missing"]]
+    if not (request.fail_on_slower and failed):
+        return 0
+    Terminal(request.color).say(f"--fail-on-slower: {', '.join(failed)}")
+    return 1
 
 
 def compare(a: Result, b: Result) -> dict[str, Any]:
@@ -247,7 +252,7 @@ def _document(found: Mapping[str, Any], title: str) -> Document:
         Column("tok/step", weight=4),
         Column("other text", weight=1, note="other text: answers with other tokens"),
         Column("first ms", weight=5),
-        Column("memory", weight=6, note="memory: the peak"),
+        Column("memory", weight=6, note="memory: peak of the process, by all methods"),
     )
     rows = tuple(_row(each, found["yardstick"]) for each in found["contenders"])
     tables = [Table("Time per token", columns, rows).without_empty()]

@@ -174,7 +174,7 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
         Column("ms/step", weight=6),
         Column("p95 ms", weight=8),
         Column("width", weight=7),
-        Column("memory", weight=9, note="memory: peak"),
+        Column("memory", weight=9, note="memory: peak of the process, by all methods"),
     )
     rows = tuple(
         (

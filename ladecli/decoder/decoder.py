@@ -175,8 +175,8 @@ class Decoder:
                 with self._lock:
                     if mine != self._owner:
                         raise DecoderError(
-                            "another text was begun, or this one forgotten, which ends it: a"
-                            " decoder makes one at a time"
+                            "another text was begun, or this one forgotten, which ends it: a model"
+                            " makes one at a time; let each end before the next, in all threads"
                         )
                     event = next(events, None)
                 if event is None:

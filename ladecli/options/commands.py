@@ -247,7 +247,9 @@ class CompareRequest(JsonOptions):
 
     a: str = _argument("What lade bench --json wrote.", metavar="A.json")
     b: str = _argument("The same, later.", metavar="B.json")
-    fail_on_slower: bool = _measure("Exit code 1 where something became slower.", default=False)
+    fail_on_slower: bool = _measure(
+        "Exit code 1 where something became slower, or is missing in B.", default=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

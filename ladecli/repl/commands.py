@@ -329,7 +329,7 @@ def _show(chat: Chat, names: Iterable[str]) -> None:
 
 @command("/stats")
 def stats(chat: Chat, _: str) -> None:
-    """Figures of all replies so far."""
+    """Figures of all replies of this model."""
     if not chat.replies:
         raise UsageError("there are no figures yet; send a message first")
     tally = total([reply.tally for reply in chat.replies])

@@ -222,7 +222,10 @@ def test_the_guard(command: Callable[..., Any]) -> None:
 
     assert (code(1.2, "--fail-on-slower"), code(1.2), code(0.8, "--fail-on-slower")) == (1, 0, 0)
     fewer = made({name: METHODS[name] for name in ("autoregressive", "lookahead", "hf")})
-    assert command(made(), fewer, "--fail-on-slower").code == 1
+    failed = command(made(), fewer, "--fail-on-slower")
+    assert (failed.code, "paper is missing in B" in failed.err) == (1, True)
+    failed = command(made(), slowed(made(), paper=1.2), "--fail-on-slower")
+    assert "paper became slower" in failed.err
     assert command(made(), fewer, "--json").json()["missing"] == ["paper"]
     assert command(fewer, made(), "--fail-on-slower").code == 0
 
