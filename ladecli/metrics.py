@@ -201,7 +201,8 @@ class Tally:
     @property
     def measured(self) -> bool:
         """Whether the time of plain steps was measured, in this answer or for `calibration`."""
-        return self.plain.steps >= PLAIN_STEPS or self.calibration is not None
+        alone = not self.plain.drafted and self.plain.steps >= PLAIN_STEPS
+        return alone or self.calibrate() is not None
 
     @property
     def out_of_memory(self) -> str | None:
@@ -234,7 +235,7 @@ class Tally:
         time = ratio(self.tokens - self._first_tokens, plain.tokens_per_second)
         if min(plain.plain.steps, self.plain.drafted) < PLAIN_STEPS:
             return None
-        return max(time - self.plain.seconds, 0.0) / self.plain.derived or None
+        return ratio(max(time - self.plain.seconds, 0.0), self.plain.derived) or None
 
     @property
     def speedup(self) -> float:

@@ -164,6 +164,7 @@ def test_few_steps_say_nothing_of_costs() -> None:
     slow = priced([step(("x", "context"), ("y", None), width=3, seconds=3.0)], 1.5)
     tally = tally_of([step(("x", None)), *[step(("x", None), width=1)] * 20, *slow], 1.1)
     assert tally.calibrate() == 1.1
+    assert not tally_of([step(("x", None)), *[step(("x", None), width=1)] * 20, *slow]).measured
 
 
 def test_plain_decoding_of_the_same_text_says_what_costs_are_wrong_by() -> None:
