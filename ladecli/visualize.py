@@ -241,7 +241,7 @@ def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
     line = _in_lines(parts, width - 2)[0]  # at least one bar
-    bars = "".join(BARS[min(max(count, 1), len(BARS)) - 1] for count, *_ in tally.recent)
+    bars = "".join(BARS[min(max(step.tokens, 1), len(BARS)) - 1] for step in tally.recent)
     line.append(f" {bars[-max(width - line.cell_len - 1, 1) :]}")
     line.truncate(width)
     line.rstrip()

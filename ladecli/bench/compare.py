@@ -78,8 +78,11 @@ def run(request: CompareRequest) -> int:
         raise UsageError(
             f"--fail-on-slower cannot tell: A and B did other work ({what}); measure both alike"
         )
-    slower = [each["contender"] for each in found["contenders"] if each["verdict"] == SLOWER]
-    failed = [f"{name} became slower" for name in slower]
+    failed = [
+        f"{each['contender']} became slower"
+        for each in found["contenders"]
+        if each["verdict"] == SLOWER
+    ]
     failed += [f"{name} is missing in B" for name in found["missing"]]
     if not (request.fail_on_slower and failed):
         return 0

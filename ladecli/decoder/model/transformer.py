@@ -98,8 +98,8 @@ class Transformer:
         drop(files)
         self._products = [self._head, *(each for layer in self.layers for each in layer.products)]
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in self._products)
-        linear = [each for each in self._products if isinstance(each, CpuLinear)]
-        self.halved = sum(each.one.halved for each in linear), sum(e.more.halved for e in linear)
+        forms = [(x.one, x.more) for x in self._products if isinstance(x, CpuLinear)]
+        self.halved = sum(one.halved for one, _ in forms), sum(more.halved for _, more in forms)
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:
