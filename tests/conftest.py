@@ -22,10 +22,12 @@ import pytest
 import torch
 
 import ladecli
+from ladecli import models
 from ladecli.commands.cli import entry
 from ladecli.decoder.model import form_races, weights
 from ladecli.decoder.quiet import LOG
 from ladecli.session.conversation import from_json
+from ladecli.session.session import Session
 
 from .compiling import Compiler
 from .families import model_of
@@ -144,6 +146,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def session(model_folder: str) -> Session:
+    """A session with that model."""
+    return Session(models.load(models.plan(model_folder)))
 
 
 @pytest.fixture

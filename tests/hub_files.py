@@ -29,6 +29,8 @@ LLAMA_7B: dict[str, Any] = {
     "vocab_size": 32000,
     "torch_dtype": "float16",
 }
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+"""What a clone without Git LFS has in place of a file."""
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -44,6 +46,28 @@ def stating(file: str, **values: Any) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         path = folder / file
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def holding(name: str, data: str | bytes) -> Callable[[Path], object]:
+    """What puts something into a file of a folder."""
+    return lambda folder: (folder / name).write_bytes(
+        data if isinstance(data, bytes) else data.encode()
+    )
+
+
+def without(*names: str) -> Callable[[Path], object]:
+    """What deletes files."""
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def pipe(name: str) -> Callable[[Path], object]:
+    """What puts a pipe, whose reader waits, in place of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
 
     return change
 

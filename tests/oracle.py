@@ -141,29 +141,36 @@ def cached_ids(decoder: Decoder) -> list[int]:
     return [int(token) for token in keys[0, : decoder.cache.length, 0]]
 
 
-class Watched:
-    """A forward that calls a function at the end of every step, which may raise an error.
+class Changed:
+    """A forward that lets a function change the logits of every step; it may raise an error.
 
     At the end, so that the step has written whatever it writes to the cache.
     """
 
-    def __init__(self, inner: Forward, after: Callable[[StepInputs], object]) -> None:
-        self.inner = inner
-        self.after = after
+    def __init__(self, inner: Forward, change: Callable[[StepInputs, Tensor], Tensor]) -> None:
+        self.inner, self.change = inner, change
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run the step, then call the function."""
-        logits = self.inner.forward(step, cache)
-        self.after(step)
-        return logits
+        return self.change(step, self.inner.forward(step, cache))
+
+
+def change_logits(decoder: Decoder, change: Callable[[StepInputs, Tensor], Tensor]) -> None:
+    """Let a function change the logits of every forward of a decoder."""
+    decoder.runner.model = Changed(decoder.runner.model, change)
 
 
 def watch(decoder: Decoder, after: Callable[[StepInputs], object]) -> Decoder:
     """Let a decoder call a function at the end of every forward."""
-    decoder.runner.model = Watched(decoder.runner.model, after)
+
+    def call(step: StepInputs, logits: Tensor) -> Tensor:
+        after(step)
+        return logits
+
+    change_logits(decoder, call)
     return decoder
 
 

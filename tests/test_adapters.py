@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,7 +21,7 @@ from ladecli.specs.hub import ADAPTER
 
 from .adapters_here import make
 from .decoding import text_ids
-from .hub_files import add_model, copied, stating, use_cache
+from .hub_files import POINTER, add_model, copied, holding, pipe, stating, use_cache
 
 PROMPT = "the cat sat on"
 FORMS: dict[str, dict[str, Any]] = {
@@ -137,16 +136,6 @@ def test_the_generation_config_of_the_base_holds(
         assert answer(lade, str(folder), "--strategy", strategy)[0] == wanted
 
 
-def writing(name: str, text: str) -> Callable[[Path], object]:
-    """What writes a file."""
-    return lambda folder: (folder / name).write_text(text)
-
-
-def pipe_of_weights(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").unlink()
-    os.mkfifo(folder / "adapter_model.safetensors")  # its reader waits
-
-
 def with_weights(change: Callable[[str], Iterator[str]]) -> Callable[[Path], object]:
     """What saves each weight of an adapter under the names that `change` gives it."""
 
@@ -169,7 +158,6 @@ def one_layer(name: str) -> Iterator[str]:
         yield name
 
 
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "prompt tuning": (
         stating(ADAPTER, peft_type="PROMPT_TUNING", num_virtual_tokens=8, r=None),
@@ -179,16 +167,19 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "adapter_model.safetensors").unlink(),
         "holds no adapter_model.safetensors",
     ),
-    "pointer": (writing("adapter_model.safetensors", POINTER), "run git lfs pull"),
-    "pipe": (pipe_of_weights, "adapter_model.safetensors, which is no regular file"),
-    "cut": (writing("adapter_model.safetensors", "cut"), "the weights are damaged"),
-    "broken": (writing(ADAPTER, "{"), "adapter_config.json is damaged"),
+    "pointer": (holding("adapter_model.safetensors", POINTER), "run git lfs pull"),
+    "pipe": (
+        pipe("adapter_model.safetensors"),
+        "adapter_model.safetensors, which is no regular file",
+    ),
+    "cut": (holding("adapter_model.safetensors", "cut"), "the weights are damaged"),
+    "broken": (holding(ADAPTER, "{"), "adapter_config.json is damaged"),
     "another machine": (
         stating(ADAPTER, base_model_name_or_path="/no/such"),
         "not on this machine",
     ),
     "no base": (stating(ADAPTER, base_model_name_or_path=None), "names no base model"),
-    "both": (writing("config.json", "{}"), "holds a whole model beside an adapter"),
+    "both": (holding("config.json", "{}"), "holds a whole model beside an adapter"),
     "other modules": (stating(ADAPTER, target_modules=["wide"]), "cannot be merged into"),
     "other rank": (stating(ADAPTER, r=5), "size mismatch for "),
     "more layers": (with_weights(one_more_layer), "weights have no counterpart"),

@@ -31,7 +31,7 @@ from ladecli.trace.format import read_trace
 
 from . import forked, fresh
 from .adapters_here import make as make_adapter
-from .hub_files import copied, stating
+from .hub_files import POINTER, copied, holding, pipe, stating, without
 
 DEMO = Path(ladecli.__file__).with_name("demo")
 
@@ -478,16 +478,6 @@ def test_a_system_message_of_every_call_gives_way_to_raw(
     assert lade(*asked[:-1]).json()["usage"]["prompt_tokens"] > alone["prompt_tokens"]
 
 
-def without(*names: str) -> Callable[[Path], object]:
-    """What deletes files."""
-    return lambda folder: [(folder / name).unlink() for name in names]
-
-
-def holding(name: str, data: bytes) -> Callable[[Path], object]:
-    """What puts something else into a file."""
-    return lambda folder: (folder / name).write_bytes(data)
-
-
 def a_layer_less(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -531,8 +521,29 @@ def tokenizer_is(name: str, data: bytes) -> Callable[[Path], object]:
     return change
 
 
-POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
-"""What a clone without Git LFS has in place of a file."""
+def index(**named: Any) -> Callable[[Path], object]:
+    """Let a model's weights stand where an index says."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "x.safetensors")
+        stated = json.dumps({"weight_map": named})
+        (folder / "model.safetensors.index.json").write_text(stated)
+
+    return change
+
+
+def endless(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/dev/zero")
+
+
+def nameless(folder: Path) -> None:
+    path = folder / "config.json"
+    stated = json.loads(path.read_text())
+    del stated["model_type"]
+    path.write_text(json.dumps(stated))
+
+
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (without("config.json"), "holds no config.json"),
     "no weights": (without("model.safetensors"), "holds no weights"),
@@ -558,7 +569,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         tokenizer_is("x.tiktoken", b"aGk= 0\n"),
         "pip install sentencepiece protobuf tiktoken",
     ),
-    "pointer for tokens": (holding("tokenizer.json", POINTER.encode()), "run git lfs pull"),
+    "pointer for tokens": (holding("tokenizer.json", POINTER), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "tokenizer.json is damaged"),
     "unknown family": (
         holding("config.json", b'{"model_type": "nonsense"}'),
@@ -566,6 +577,21 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "encoder": (holding("config.json", b'{"model_type": "t5"}'), "'t5' are not supported"),
     "pickled": (pickled, "get safetensors instead"),
+    "outside": (index(a="x.safetensors", b="../x.safetensors"), "files outside of its folder"),
+    "absolute": (index(a="/etc/passwd"), "files outside of its folder"),
+    "no name": (index(a=5), "names no files"),
+    "a long name": (index(a="x" * 300), "0 of 1 files"),
+    "pipe": (pipe("tokenizer.json"), "tokenizer.json, which is no regular file"),
+    "pipe of weights": (pipe("model.safetensors"), "model.safetensors, which is no regular file"),
+    "endless": (endless, "tokenizer.json, which is no regular file"),
+    "heads": (stating("config.json", num_key_value_heads=0), "num_key_value_heads is 0"),
+    "nameless": (nameless, "has no model_type"),
+    "layers": (stating("config.json", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+    "listed layers": (stating("config.json", num_hidden_layers=[0]), "num_hidden_layers is [0]"),
+    "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
+    "activation": (stating("config.json", hidden_act="silo"), "damaged (hidden_act is 'silo')"),
+    "type": (stating("config.json", dtype="float31"), "damaged (dtype is 'float31')"),
+    "end": (stating("config.json", eos_token_id="x"), "eos_token_id"),
 }
 
 

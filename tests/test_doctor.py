@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from ladecli.options.declare import config_path
 from ladecli.specs import device, hub
 from ladecli.specs.device import Device
 
-from .hub_files import CPU, use_cache, use_devices
+from .hub_files import CPU, copied, stating, use_cache, use_devices
 from .profiles.makers import put
 
 pytestmark = pytest.mark.slow
@@ -234,10 +232,7 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
 def test_weights_that_do_not_fit(
     checked: Any, tmp_path: Path, config: dict[str, int], level: str, told: str
 ) -> None:
-    folder = shutil.copytree(DEMO, tmp_path / "model")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    found = checked(str(folder))
+    found = checked(copied(DEMO, tmp_path / "model", stating("config.json", **config)))
     told_of = [*found.get("files", []), *found.get("weights", [])]
     (said,) = [each for each in told_of if told in each["value"]]
     assert said["level"] == level

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,9 @@ import ladecli
 from ladecli.options import COMMANDS
 
 from . import fresh
+from .hub_files import POINTER, copied, holding, without
 
 DEMO = Path(ladecli.__file__).with_name("demo")
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-
-
-def demo_with(folder: Path, **files: str | bytes | None) -> str:
-    """A copy of the bundled model with other files, by their names; None for none."""
-    shutil.copytree(DEMO, folder)
-    for name, data in files.items():
-        path = folder / name.replace("__", ".")
-        path.unlink(missing_ok=True)
-        if data is not None:
-            path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return str(folder)
 
 
 def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> None:
@@ -35,10 +23,8 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
         archive.writestr("data.pkl", b"0" * 999)
     pickled = (tmp_path / "whole").read_bytes()[:-30]
     (tmp_path / "broken").write_text("{% for %}")
-    template = "chat_template__jinja"
-
-    def copy(name: str, **files: str | bytes | None) -> str:
-        return demo_with(tmp_path / name, **files)
+    model, template = "model.safetensors", holding("chat_template.jinja", "{% if %}")
+    unzipped = without(model), holding("pytorch_model.bin", pickled)
 
     cases = {
         ("owner/absent",): "owner/absent is not on this machine",
@@ -49,12 +35,12 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
         ("demo", "--attention", "triton"): "attention 'triton' needs",
         ("demo", "--cuda-graphs"): "no CUDA graphs",
         ("demo", "--max-context", "2"): "max-context must be at least 16, not 2",
-        (copy("cut", model__safetensors=weights[:-9]),): "model.safetensors is damaged or cut off",
         (
-            copy("zip", model__safetensors=None, **{"pytorch_model__bin": pickled}),
-        ): "pytorch_model.bin is damaged or cut off",
-        (copy("lfs", model__safetensors=POINTER),): "run git lfs pull",
-        (copy("template", **{template: "{% if %}"}),): "the model's chat template is broken",
+            copied(DEMO, tmp_path / "cut", holding(model, weights[:-9])),
+        ): "model.safetensors is damaged or cut off",
+        (copied(DEMO, tmp_path / "zip", *unzipped),): "pytorch_model.bin is damaged or cut off",
+        (copied(DEMO, tmp_path / "lfs", holding(model, POINTER)),): "run git lfs pull",
+        (copied(DEMO, tmp_path / "template", template),): "the model's chat template is broken",
         ("demo", "--chat-template", str(tmp_path / "broken")): "broken is broken",
     }
     helped = ([], *([name] for name in COMMANDS if " " not in name))
@@ -76,7 +62,7 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_broken_template_is_no_matter_where_it_is_not_used(lade: Any, tmp_path: Path) -> None:
-    folder = demo_with(tmp_path / "model", chat_template__jinja="{% if %}")
+    folder = copied(DEMO, tmp_path / "model", holding("chat_template.jinja", "{% if %}"))
     assert lade("generate", folder, "--raw", "-p", "def ", "-n", "4").code == 0
     assert ladecli.load(folder).generate("def ", max_new_tokens=4)
 
@@ -87,5 +73,5 @@ def test_a_template_may_mark_what_is_trained(lade: Any, tmp_path: Path) -> None:
         "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}"
         "{% if not loop.first %}{% break %}{% endif %}{% endfor %}"
     )
-    folder = demo_with(tmp_path / "model", chat_template__jinja=template)
+    folder = copied(DEMO, tmp_path / "model", holding("chat_template.jinja", template))
     assert lade("generate", folder, "-p", "def ", "-n", "4").code == 0

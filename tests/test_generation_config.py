@@ -14,7 +14,6 @@ import transformers
 from transformers import GenerationConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 import ladecli
-from ladecli import models
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.rescoring import Rescorer
 from ladecli.events import Ended, TextEvent
@@ -50,11 +49,6 @@ CONFIGS: list[dict[str, Any]] = [
     SAMPLES | {"watermarking_config": SYNTH_ID, "temperature": 1.3},
 ]
 each = pytest.mark.parametrize("given", CONFIGS, ids=lambda given: ",".join(given) or "nothing")
-
-
-@pytest.fixture(scope="module")
-def session(model_folder: str) -> Session:
-    return Session(models.load(models.plan(model_folder)))
 
 
 @pytest.fixture

@@ -104,9 +104,12 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     other_work = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
     if (a.model.name, a.model.parameters) != (b.model.name, b.model.parameters):
         other_work.insert(0, "model")
-    # With another tokenizer or template every prompt has other ids.
-    edited = set() if {"model", "template"} & {*other_work} else _edited_rows(a, b)
-    pairs = _pair_answers(a, b, edited)
+    pairs, edited = _pair_answers(a, b, set()), set[str]()
+    if not {"model", "template"} & {*other_work}:  # with one of those every prompt has other ids
+        # Rows of which some prompt is another one in B, though the answers before it are not.
+        known = [pair for each in pairs.values() for pair in comparable_pairs(each)]
+        edited = {one.row for one, other in known if one.prompt_digest != other.prompt_digest}
+        pairs = _pair_answers(a, b, edited)
     if not any(pairs.values()):
         raise UsageError(
             "nothing to compare: no method answered the same prompt in A and in B; measure both"
@@ -134,22 +137,6 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         "contenders": methods,
     }
     return {**found, "notes": list(_notes(found))}
-
-
-def _edited_rows(a: Result, b: Result) -> set[str]:
-    """Rows of which some prompt is another one in B, though the answers before it are not."""
-    theirs = {(run.method, *run.key): run for run in b.runs}
-    edited: set[str] = set()
-    apart: set[tuple[str, str, int]] = set()  # conversations with other answers so far
-    for run in sorted(a.runs, key=lambda run: run.turn):
-        other, conversation = theirs.get((run.method, *run.key)), (run.method, run.row, run.repeat)
-        if other is None or conversation in apart:
-            continue
-        if run.prompt_digest != other.prompt_digest:
-            edited.add(run.row)
-        if run.digest != other.digest:
-            apart.add(conversation)
-    return edited
 
 
 def _pair_answers(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run, Run]]]:

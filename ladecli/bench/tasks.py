@@ -46,11 +46,11 @@ class Dialogue:
         self._session, self._turns, self._template = session, row.turns, template
         self._start, self._new_tokens = row.begun(system), new_tokens
 
-    def hold(self, answer: Callable[[int, list[int]], Part]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], Part | None]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
 
         `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns
-        what the model said.
+        what the model said; None ends the conversation.
         """
         talk = self._start
         for number, text in enumerate(self._turns, start=1):
@@ -62,6 +62,8 @@ class Dialogue:
                 self.cut = f"{which}{error}"
                 return
             said = answer(number, ids)
+            if said is None:
+                return
             talk = talk.answered(said.text, reasoning=said.reasoning)
 
     def first(self) -> list[int]:
@@ -82,7 +84,8 @@ class Dialogue:
     def _encoded(self, talk: Conversation) -> list[int]:
         ids = self._session.encode_talk(talk, self._template)
         room = self._session.decoder.max_context
-        if len(ids) + self._new_tokens > room:
+        # That there is no room for a single token is the decoder's to say.
+        if self._new_tokens > max(1, room - len(ids)):
             raise PromptError(
                 f"the prompt has {len(ids):,} tokens, which with an answer of {self._new_tokens:,}"
                 f" is more than the context's {room:,}"

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
+from ..bench.tasks import Dialogue
 from ..decoder.errors import PromptError, RankError
-from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError, counted
+from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
+from ..session.text import Part
 from ..suites import STDIN, Row, display_name, name_of, read_rows, read_text
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
@@ -35,11 +37,17 @@ def run(request: GenerateRequest) -> int:
     export.check(request, sum(len(row.turns) for row in rows))
     texts, terminal = pool_file.check(request), Terminal(request.color, request.quiet)
     with opening.open_with_ranks(request, terminal) as session:
-        talks = [_Talk(session, request, row) for row in rows]
+        talks = []
         # All prompts are checked before the first is answered: no half of the work is lost.
-        for number, talk in enumerate(talks, start=1):
-            which = f"prompt {number} of {len(talks)}: " if len(talks) > 1 else ""
-            talk.ask(which)
+        for number, row in enumerate(rows, start=1):
+            # A conversation cannot be put to a model without one, unless --raw asks for that.
+            template = request.template(session.has_template or row.is_conversation)
+            talks.append(Dialogue(session, row, template, request.system if template else None))
+            try:
+                talks[-1].first()
+            except (UsageError, PromptError) as error:
+                which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
+                raise UsageError(f"{which}{error}") from error
         terminal.say(*suites.row_notices(rows, request.typed_system), *session.new_notices())
         if _has_more():
             terminal.say("standard input is not read beside other prompts; -f - reads it as one")
@@ -106,38 +114,6 @@ def _row(number: int, prompt: str, where: str) -> Row:
     return Row(str(number), "all", (prompt,))
 
 
-class _Talk:
-    """A row's conversation, turn by turn."""
-
-    def __init__(self, session: Session, request: GenerateRequest, row: Row) -> None:
-        self.row = row
-        self.turn = 0  # the number of the turn that waits for an answer, from 1 on; 0 before `ask`
-        self.ids: list[int] = []  # its prompt
-        self._session = session
-        # A conversation cannot be put to a model without a template, unless --raw asks for that.
-        self._template = request.template(session.has_template or row.is_conversation)
-        self._said = row.begun(request.system if self._template else None)
-
-    def ask(self, which: str = "") -> None:
-        """Go on to the next turn; messages begin with `which`.
-
-        Raises:
-            UsageError: it does not fit into the context, or the template refuses it.
-        """
-        said, session = self._said.asked(self.row.turns[self.turn]), self._session
-        try:
-            ids = session.encode_talk(said, self._template)
-            session.decoder.check_prompt(ids)
-        except (PromptError, NoEmbeddingError) as error:
-            raise UsageError(f"{which}{error}") from error
-        self._said, self.ids, self.turn = said, ids, self.turn + 1
-
-    def answered(self, answer: Tally) -> bool:
-        """Take the answer; true where another turn follows."""
-        self._said = self._said.answered(answer.text, reasoning=answer.reasoning)
-        return self.turn < len(self.row.turns)
-
-
 class _Answers:
     """Answers to the prompts of a request, one after the other."""
 
@@ -153,22 +129,21 @@ class _Answers:
         self._terminal = Terminal(request.color, request.quiet)
         self._calibration: float | None = None
 
-    def hold(self, talk: _Talk, cancelled: Callable[[], bool]) -> None:
+    def hold(self, talk: Dialogue, cancelled: Callable[[], bool]) -> None:
         """Answer every turn of a conversation; errors as `_add`."""
-        while talk.answered(self._add(talk, cancelled)) and self.code != INTERRUPTED:
-            try:
-                talk.ask(f"prompt {talk.row.id}, turn {talk.turn + 1}: ")
-            except UsageError as error:  # noqa: PERF203
-                self.failed.append(error)
-                return
+        talk.hold(lambda turn, ids: self._add(talk.id, turn, ids, cancelled))
+        if talk.cut:
+            self.failed.append(UsageError(f"prompt {talk.id}, {talk.cut}"))
 
-    def _add(self, talk: _Talk, cancelled: Callable[[], bool]) -> Tally:
-        """Answer the turn that a conversation waits for.
+    def _add(
+        self, row: str, turn: int, ids: list[int], cancelled: Callable[[], bool]
+    ) -> Part | None:
+        """Answer a turn, whose prompt has these ids; None where it was the last.
 
         Raises:
             RankError: a rank is gone; the text until then was written.
         """
-        request, session, ids = self._request, self._session, talk.ids
+        request, session = self._request, self._session
         self._count = number = self._count + 1
         if number > 1 and not request.json:
             print()
@@ -190,7 +165,7 @@ class _Answers:
         except LadeError as error:
             self.failed.append(error)
         if request.json:
-            answer = {"id": talk.row.id, "turn": talk.turn} | self._as_json(tally)
+            answer = {"id": row, "turn": turn} | self._as_json(tally)
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
         self._report(tally)
@@ -199,9 +174,10 @@ class _Answers:
             raise lost
         if tally.reason == "interrupted":
             self.code = INTERRUPTED
-        elif tally.reason == "memory":  # a shorter prompt may still be answered
+            return None
+        if tally.reason == "memory":  # a shorter prompt may still be answered
             self.code = LadeError.exit_code
-        return tally
+        return Part(tally.reasoning, tally.text)
 
     def _settings_for(self, prompt: Sequence[int]) -> Settings:
         """How a prompt is answered: without -n, the model's own limit holds where it is lower."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ladecli import models, suites
+from ladecli import suites
 from ladecli.bench.result import FOREIGN, Method
 from ladecli.bench.runners import Answer, MethodRunner, OwnRunner
 from ladecli.bench.stock import StockRunner
@@ -18,11 +18,6 @@ from ladecli.session.text import Part
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def session(model_folder: str) -> Session:
-    return Session(models.load(models.plan(model_folder)))
 
 
 def runner(session: Session, strategy: str) -> MethodRunner:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import CompileConfig
 
-from ladecli import models
 from ladecli.bench import stock
 from ladecli.bench.result import STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method
 from ladecli.bench.runners import Answer
@@ -25,11 +24,6 @@ pytestmark = pytest.mark.slow
 ON = Settings("autoregressive", max_new_tokens=30, ignore_eos=True)
 CODE = "def f(x):\n    return f(x)\ndef f(x):\n"
 TEXTS = ("Once upon a time", CODE, "a")
-
-
-@pytest.fixture(scope="module")
-def session(model_folder: str) -> Session:
-    return Session(models.load(models.plan(model_folder)))
 
 
 def own(session: Session, prompt: list[int], settings: Settings) -> list[int]:

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ladecli.bench import chi_square
-from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Token
-from ladecli.decoder.model.forward import StepCache, StepInputs
+from ladecli.decoder.model.forward import StepInputs
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
 from ..decoding import ALIKE_BFLOAT16
-from ..oracle import change_decoders, during_forward, run_out
+from ..oracle import change_decoders, change_logits, during_forward, run_out
 
 pytestmark = pytest.mark.slow
 
@@ -32,29 +31,17 @@ def talks(*turns: Sequence[str]) -> list[dict[str, object]]:
     return [{"id": f"row-{n}", "turns": list(each)} for n, each in enumerate(turns, start=1)]
 
 
-class Faulty:
-    """A forward whose steps of more than four tokens have wrong logits, off by `by`."""
+def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
+    """Let steps of more than four tokens have wrong logits, off by `by`."""
 
-    def __init__(self, inner: Any, by: float) -> None:
-        self.inner, self.by = inner, by
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        logits: Tensor = self.inner.forward(step, cache)
+    def wrong(step: StepInputs, logits: Tensor) -> Tensor:
         if len(step.tokens) <= 4:
             return logits
         generator = torch.Generator().manual_seed(len(step.tokens))
         signs = torch.randint(0, 2, (logits.shape[-1],), generator=generator) * 2 - 1
-        return logits + self.by * signs.to(logits.dtype)
+        return logits + by * signs.to(logits.dtype)
 
-
-def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
-    def change(decoder: Decoder) -> None:
-        decoder.runner.model = Faulty(decoder.runner.model, by)  # type: ignore[assignment]
-
-    change_decoders(patch, change)
+    change_decoders(patch, lambda decoder: change_logits(decoder, wrong))
 
 
 def test_equal_answers(lade: Lade) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.model.forward import Forward, StepInputs
+from ladecli.decoder.model.forward import StepInputs
 from ladecli.decoder.rescoring import LogitGap, Rescorer
 
 from ..decoding import decoder_of, ids_of, run, steps_of
 from ..families import prompt_for
-from ..oracle import run_out
+from ..oracle import change_logits, run_out
 
 pytestmark = pytest.mark.slow
 
@@ -79,20 +78,15 @@ def test_a_drawn_token_is_told_from_another() -> None:
     assert not removed.explained
 
 
-class Noisy:
-    """A forward whose logits depend on the width of the step."""
+def add_noise(decoder: Decoder, noise: float, token: int = 7) -> None:
+    """Let one token have more in wide steps."""
 
-    def __init__(self, inner: Forward, noise: float, token: int = 7) -> None:
-        self.inner, self.noise, self.token = inner, noise, token
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def forward(self, step: StepInputs, cache: Any) -> Tensor:
-        """As the inner one, with more for one token in wide steps."""
-        logits = self.inner.forward(step, cache).clone()
-        logits[:, self.token] += self.noise * (len(step.tokens) > 1)
+    def noisy(step: StepInputs, logits: Tensor) -> Tensor:
+        logits = logits.clone()
+        logits[:, token] += noise * (len(step.tokens) > 1)
         return logits
+
+    change_logits(decoder, noisy)
 
 
 def test_rounding_explains_a_near_tie() -> None:
@@ -103,7 +97,7 @@ def test_rounding_explains_a_near_tie() -> None:
     best, second = torch.tensor(shares).topk(2).indices.tolist()
     sharp = rescorer.gap(prompt, len(prompt), (best, second), 30, GREEDY)
     assert not sharp.explained
-    decoder.runner.model = Noisy(decoder.runner.model, 1e-5, second)
+    add_noise(decoder, 1e-5, second)
     noisy = Rescorer(decoder).gap(prompt, len(prompt), (best, second), 30, GREEDY)
     assert noisy.noise == pytest.approx(1e-5, rel=0.5)
     assert noisy.allowed > sharp.allowed
@@ -111,7 +105,7 @@ def test_rounding_explains_a_near_tie() -> None:
 
 def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
     decoder = decoder_of("llama")
-    decoder.runner.model = Noisy(decoder.runner.model, 5.0)
+    add_noise(decoder, 5.0)
     text = [*prompt_for("llama"), 9, 10, 11]
     gap = Rescorer(decoder).gap(text, len(text) - 3, (3, 7), 30, GREEDY)
     assert gap.noise > 4.0
