@@ -17,7 +17,6 @@ from ladecli.errors import LoadError
 from ladecli.specs.memory import (
     Asked,
     ModelSpec,
-    estimate,
     format_bytes,
     room,
     smaller_forms,
@@ -60,7 +59,7 @@ def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) 
             for _ in decoder.generate(prompt[:start], strategy, None, Limits(8)):
                 pass
     spec = spec_of(empty_model(config, {}), torch.float32)
-    need = estimate(spec, context=2048, width=24, attention=attention, chunk=chunk_on("cpu"))
+    need = Asked(2048, width=24, attention=attention, chunk=chunk_on("cpu")).need(spec)
     assert held.most / (need.cache + need.step) == pytest.approx(1, abs=0.1)
 
 
@@ -68,8 +67,8 @@ def test_a_long_context_is_cut_to_what_fits() -> None:
     context, notice = ask(20, longest=131_072)
     assert notice is not None
     assert 4096 < context < 10_000
-    assert estimate(LLAMA_7B, context=context, width=64).total <= 0.97 * 20 * GB
-    assert estimate(LLAMA_7B, context=context + 64, width=64).total > 0.97 * 20 * GB
+    assert Asked(context, width=64).need(LLAMA_7B).total <= 0.97 * 20 * GB
+    assert Asked(context + 64, width=64).need(LLAMA_7B).total > 0.97 * 20 * GB
     assert re.search(rf"13\.5 GB.*19\.4 GB.*at {context:,} tokens; --quantize 4bit", notice)
     # The hint keeps its promise.
     (tokens,) = re.findall(r"leaves room for ([\d,]+)$", notice)
@@ -106,7 +105,7 @@ def test_weights_that_do_not_fit_name_the_first_form_that_does(
 def test_steps_that_do_not_fit_name_a_budget_that_does() -> None:
     # Logits of a large vocabulary are what a wide step takes.
     wide = replace(LLAMA_7B, vocabulary=2_000_000)
-    free = estimate(wide, context=1024, width=16).total / 0.97 + 1e6
+    free = Asked(1024, width=16).need(wide).total / 0.97 + 1e6
     with pytest.raises(LoadError, match=r"^m needs .*; --budget 16 needs"):
         room("m", wide, free, Asked(1024, width=512))
 

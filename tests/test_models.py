@@ -92,7 +92,7 @@ def test_a_processor_computes_in_float32_where_that_fits(
     more: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = models.plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
-    least = memory.estimate(full, context=memory.LEAST_CONTEXT).total
+    least = memory.Asked(memory.LEAST_CONTEXT).need(full).total
     use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
     planned = models.plan("demo", place=ON_CPU)
     if more > 0:

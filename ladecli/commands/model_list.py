@@ -195,7 +195,7 @@ def _with_memory(
         if device.kind == "cpu" and form.weights in {*memory.FULL, "int8"}:
             # Keys and values of these are float32 on most CPUs, as a session's own estimate knows.
             form = replace(form, compute="float32")
-        needed = memory.estimate(form, context=context).total
+        needed = memory.Asked(context).need(form).total
         if needed <= memory.usable(free):
             fits = flag.split()[1] if " " in flag else flag
             break

@@ -301,7 +301,7 @@ class Cluster:
             why = f"{counted(spec.kv_heads, 'key/value head')} cannot be split over {gpus} GPUs"
         else:
             spec = spec.shard(gpus) if split else spec
-            needed = memory.estimate(spec, context=self.context, width=widths[-1]).total
+            needed = memory.Asked(self.context, width=widths[-1]).need(spec).total
             if needed > self.usable:
                 usable = memory.format_bytes(self.usable)
                 why = f"needs {memory.format_bytes(needed)} on each GPU, which has {usable}"

@@ -123,15 +123,6 @@ class Session:
         """Name of the attention backend of its steps: that of the setup, unless it failed here."""
         return self.decoder.runner.model.attention
 
-    @property
-    def no_graphs(self) -> str | None:
-        """Why its steps are not captured as CUDA graphs; None where they are."""
-        runner = self.decoder.runner
-        if runner.captures:
-            return None
-        failures = [line.partition(": ")[2] for line in runner.notices if "CUDA graphs" in line]
-        return self.setup.no_graphs_reason or (failures or ["the model lies on several devices"])[0]
-
     @cached_property
     def stock_model(self) -> Any:
         """The model as transformers loads it; loaded once more where our forward keeps weights in

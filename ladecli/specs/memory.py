@@ -99,44 +99,6 @@ class Need:
         return self.weights + self.cache + self.step
 
 
-def estimate(
-    spec: ModelSpec,
-    *,
-    context: int,
-    width: int = 1,
-    attention: str = "sdpa",
-    captured: bool = False,
-    chunk: int = PREFILL_CHUNK,
-) -> Need:
-    """What decoding takes, within about 10 %.
-
-    For texts of at most `context` tokens, steps of at most `width`, and prompts that are read in
-    chunks; captured steps are CUDA graphs, which keep their memory.
-    """
-    if captured:
-        width = max(width, CAPTURED_WIDTHS[-1])
-    slots = context + max(GROWTH, width)
-    copied = GROWTH  # the cache doubles, and is allocated whole after NEARLY_ALL of it
-    while 2 * copied <= NEARLY_ALL * slots:
-        copied *= 2
-    # Activations, and the mask as booleans and as a term of the scores of the heads that share a
-    # key head; the reference holds scores and probabilities of all heads in float32.
-    groups = spec.heads // spec.kv_heads
-    score = 1 + groups * spec.value_bytes
-    cached: float = spec.cache_bytes
-    if attention == "reference":
-        score = 1 + 4 * groups + 8 * spec.heads
-    if attention == "invariant":  # scores, keys and values in float32
-        score, cached = 4 * groups + 4 * spec.heads, cached * 4 / spec.value_bytes
-    row = (6 * spec.hidden + 3 * spec.inner) * spec.value_bytes + context * score
-    # Every token of a step has logits, in float32 as well; of the prompt only the last one.
-    logits = spec.vocabulary * (spec.value_bytes + (4 if spec.value_bytes < 4 else 0))
-    prefill, step = min(chunk, context) * row + logits, width * (row + logits)
-    others = max(prefill, copied * cached)
-    held = others + step if captured else max(others, step)
-    return Need(spec.weight_bytes, slots * cached, held)
-
-
 def usable(free: float) -> float:
     """The bytes of free memory that decoding may take."""
     return free * (1.0 - SPARE)
@@ -164,16 +126,34 @@ class Asked:
         """Tokens of context without which the model is of no use."""
         return min(self.context, LEAST_CONTEXT)
 
-    def need(self, spec: ModelSpec, context: int) -> Need:
-        """What decoding texts of at most `context` tokens takes."""
-        return estimate(
-            replace(spec, compute="float32") if self.in_float32 else spec,
-            context=context,
-            width=self.width,
-            attention=self.attention,
-            captured=self.captured,
-            chunk=self.chunk,
-        )
+    def need(self, spec: ModelSpec, context: int | None = None) -> Need:
+        """What decoding texts of at most `context` tokens takes, within about 10 %; by default of
+        as many as were asked for."""
+        context = self.context if context is None else context
+        if self.in_float32:
+            spec = replace(spec, compute="float32")
+        width = max(self.width, CAPTURED_WIDTHS[-1]) if self.captured else self.width
+        slots = context + max(GROWTH, width)
+        copied = GROWTH  # the cache doubles, and is allocated whole after NEARLY_ALL of it
+        while 2 * copied <= NEARLY_ALL * slots:
+            copied *= 2
+        # Activations, and the mask as booleans and as a term of the scores of the heads that share
+        # a key head; the reference holds scores and probabilities of all heads in float32.
+        groups = spec.heads // spec.kv_heads
+        score = 1 + groups * spec.value_bytes
+        cached: float = spec.cache_bytes
+        if self.attention == "reference":
+            score = 1 + 4 * groups + 8 * spec.heads
+        if self.attention == "invariant":  # scores, keys and values in float32
+            score, cached = 4 * groups + 4 * spec.heads, cached * 4 / spec.value_bytes
+        row = (6 * spec.hidden + 3 * spec.inner) * spec.value_bytes + context * score
+        # Every token of a step has logits, in float32 as well; of the prompt only the last one.
+        logits = spec.vocabulary * (spec.value_bytes + (4 if spec.value_bytes < 4 else 0))
+        prefill, step = min(self.chunk, context) * row + logits, width * (row + logits)
+        others = max(prefill, copied * cached)
+        # Captured steps are CUDA graphs, which keep their memory.
+        held = others + step if self.captured else max(others, step)
+        return Need(spec.weight_bytes, slots * cached, held)
 
     def fitting(self, spec: ModelSpec, room: float) -> int:
         """The longest context that bytes of memory have room for; 0 where that is of no use."""

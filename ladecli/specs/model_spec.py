@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from . import model_files
 from .device import Device
-from .memory import LEAST_CONTEXT, PACKED, ModelSpec, estimate, format_bytes, usable
+from .memory import LEAST_CONTEXT, PACKED, Asked, ModelSpec, format_bytes, usable
 
 _BITS = re.compile(r'"(?:bits|w_bit|nbits|weights|quant_type)": "?(?:int|float)?(\d)')
 """Where a quantised checkpoint's configuration (as JSON) has the bits of a weight."""
@@ -110,7 +110,7 @@ def choose_dtype(
         found = model_files.stored_type(folder) if stored is None and folder is not None else None
         return stored or getattr(torch, found or "float32"), None
     least = min(getattr(text, "max_position_embeddings", None) or LEAST_CONTEXT, LEAST_CONTEXT)
-    needed = estimate(spec_of(model, torch.float32, quantize), context=least).total
+    needed = Asked(least).need(spec_of(model, torch.float32, quantize)).total
     if needed <= usable(free):
         return torch.float32, None
     return torch.bfloat16, (

@@ -119,6 +119,17 @@ def test_where_no_trees_can_be_verified_the_text_is_still_that_of_generate(famil
         assert any(step.proposed for step in steps_of(events)) == (drafts == "chains")
 
 
+@pytest.mark.parametrize("family", ["mamba", "rwkv", "recurrent_gemma", "jamba", "doge"])
+def test_no_token_is_read_twice(family: str) -> None:
+    model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family)
+    decoder, read = load_decoder(model), []
+    model.register_forward_pre_hook(
+        lambda module, args, given: read.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    run(decoder, prompt, limits=Limits(9))
+    assert sum(read) == len(prompt) + 8
+
+
 CHAINS = [family for family, (drafts, _, _) in NO_TREES.items() if drafts == "chains"]
 
 

@@ -186,7 +186,7 @@ def test_modules_that_are_no_plain_layers_are_called() -> None:
     [
         ("gemma", Family()),  # norms multiply by 1 + weight
         ("glm", Family()),  # neighbours are turned
-        ("ministral3", Family(sliding="config")),  # queries grow
+        ("ministral3", Family(window_in_config=True)),  # queries grow
         ("olmo2", Family()),  # no such norms
         ("llama", Family(families.FAMILIES["gemma2"].norms)),
     ],

@@ -61,11 +61,7 @@ def layer_of(
     fused = hasattr(attention, "qkv_proj")
     qkv = [attention.qkv_proj] if fused else [attention.q_proj, attention.k_proj, attention.v_proj]
     gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
-    window = {
-        "": None,
-        "layer": getattr(attention, "sliding_window", None),
-        "config": getattr(text, "sliding_window", None),
-    }[family.sliding]
+    window = getattr(text if family.window_in_config else attention, "sliding_window", None)
     softcap = text.attn_logit_softcapping if family.attention_softcap else None
     act = activation(text)
     assert act is not None  # `can_run` leaves others out

@@ -47,32 +47,30 @@ class Family:
     norms: NormNames = _PRE  # where a layer normalises
     unit_offset: bool = False  # norms multiply by 1 + weight, in float32 (Gemma)
     interleaved: bool = False  # rotary turns neighbouring numbers, not the two halves of a head
-    sliding: str = ""
-    """Where the sliding window is: "layer" for an attribute of each attention, "config" for one
-    that holds for all layers, "" for none."""
+    window_in_config: bool = False  # a sliding window of all layers, which none of them has
     attention_softcap: bool = False  # scores are capped by `attn_logit_softcapping`
     query_scale: bool = False  # queries grow with their position (Llama 4, Ministral 3)
 
 
 FAMILIES = {
     "llama": Family(),
-    "mistral": Family(sliding="config"),
-    "ministral": Family(sliding="layer"),
-    "ministral3": Family(sliding="config", query_scale=True),
-    "qwen2": Family(sliding="layer"),
-    "qwen3": Family(sliding="layer"),
-    "phi3": Family(sliding="config"),
+    "mistral": Family(window_in_config=True),
+    "ministral": Family(),
+    "ministral3": Family(window_in_config=True, query_scale=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "phi3": Family(window_in_config=True),
     "gemma": Family(unit_offset=True),
-    "gemma2": Family(_SANDWICH, unit_offset=True, sliding="layer", attention_softcap=True),
-    "gemma3_text": Family(_SANDWICH, unit_offset=True, sliding="layer"),
+    "gemma2": Family(_SANDWICH, unit_offset=True, attention_softcap=True),
+    "gemma3_text": Family(_SANDWICH, unit_offset=True),
     "granite": Family(),
     "olmo2": Family(_POST),
-    "olmo3": Family(_POST, sliding="layer"),
-    "smollm3": Family(sliding="layer"),
+    "olmo3": Family(_POST),
+    "smollm3": Family(),
     "glm": Family(interleaved=True),
     "glm4": Family(_GLM4, interleaved=True),
     "seed_oss": Family(),
-    "cwm": Family(sliding="layer"),
+    "cwm": Family(),
     "internlm3": Family(),
     "helium": Family(interleaved=True),
     "ernie4_5": Family(interleaved=True),

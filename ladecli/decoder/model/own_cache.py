@@ -123,9 +123,7 @@ class OwnCacheModel:
         self.drafts: Drafts = "none"
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
-        known = inspect.signature(model.forward).parameters
-        self._selects = "logits_to_keep" in known
-        self._masks = "attention_mask" in known
+        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._multi_token = self._creates_cache = True
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
@@ -173,8 +171,6 @@ class OwnCacheModel:
             if cache.held is None and not self._creates_cache:
                 cache.held = DynamicCache(config=self._config)
             given |= {self._name: cache.held, "use_cache": True}
-        if self._masks:
-            given["attention_mask"] = tokens.new_ones((1, len(cache.text)))
         found = self._model(input_ids=tokens[None], **given)
         if self._name is not None:
             cache.held = cache.held if (held := returned_cache(found)) is None else held
