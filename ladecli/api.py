@@ -63,7 +63,7 @@ class Model:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         draft_text: str | Sequence[str] = (),
-        chat_template: str | None = None,
+        chat_template: str | Path | None = None,
         template_args: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Iterator[TextEvent]:
@@ -90,11 +90,14 @@ class Model:
             UsageError: the chat template refuses the messages, or there is none of this name.
             ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
         """
-        _check_numbers(sampling, max_new_tokens)
+        numbers, limit = _numbers(sampling), _limit(max_new_tokens)
         _check_prompt(prompt)
         stop, draft_text = _texts("stop", stop), _texts("draft_text", draft_text)
-        if not isinstance(ignore_eos, bool):
-            raise ArgumentError(f"ignore_eos must be True or False, not {ignore_eos!r:.60}")
+        _check("ignore_eos", ignore_eos, bool, "True or False")
+        _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
+        _check("chat_template", chat_template, str | Path | None, "a name")
+        _check("template_args", template_args, Mapping | None, "a dict")
+        _texts("the names in template_args", [*(template_args or ())])
         if not all(stop):
             raise ArgumentError("a stop is an empty text; leave it out")
         session = self.session
@@ -102,7 +105,8 @@ class Model:
             session.add_draft_text(text)
         template, ids = None, []
         if not isinstance(prompt, str):
-            template = TemplateChoice(chat_template, template_args or {})
+            name = None if chat_template is None else str(chat_template)
+            template = TemplateChoice(name, template_args or {})
             ids = session.encode_chat(prompt, template)
         elif chat_template or template_args:
             raise ArgumentError("chat_template and template_args are for messages; a text has none")
@@ -113,8 +117,8 @@ class Model:
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=replace(session.loaded.defaults.greedy, **sampling),
-            max_new_tokens=max_new_tokens,
+            sampling=replace(session.loaded.defaults.greedy, **numbers),
+            max_new_tokens=limit,
             stop=stop,
             ignore_eos=ignore_eos,
             template=template,
@@ -135,20 +139,40 @@ class Model:
         return tally.text
 
 
-def _check_numbers(given: Mapping[str, Any], most: object) -> None:
-    """Refuse what is no field of `SamplingConfig`, or no number, and a wrong limit of tokens."""
+def _check(name: str, value: object, kind: Any, wanted: str) -> None:
+    """Refuse a value that is not of a kind, or of one of several."""
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{name} must be {wanted}, not {value!r:.60}")
+
+
+def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `SamplingConfig` as Python's own numbers; refuses others, and what is none."""
     whole = {each.name: each.type == "int" for each in fields(SamplingConfig)}
+    numbers: dict[str, Any] = {}
+    kind: Any
     for key, value in given.items():
         if key not in whole:
             raise ArgumentError(f"generate() and stream() have no option {key!r}")
         kind, wanted = (Integral, "a whole number") if whole[key] else (Real, "a number")
         if isinstance(value, bool) or not isinstance(value, kind):
             raise ArgumentError(f"{key} must be {wanted}, not {value!r:.60}")
-    wanted = f"max_new_tokens must be a whole number from 1, or None; not {most!r}"
-    if most is not None and type(most) is not int:
+        try:
+            numbers[key] = int(value) if whole[key] else float(value)
+        except OverflowError as error:
+            raise ArgumentError(f"{key} is too large") from error
+    return numbers
+
+
+def _limit(given: object) -> int | None:
+    """`max_new_tokens` as Python's own number."""
+    wanted = f"max_new_tokens must be a whole number from 1, or None; not {given!r:.60}"
+    if given is None:
+        return None
+    if not isinstance(given, Integral) or isinstance(given, bool):
         raise ArgumentError(wanted)
-    if most is not None and most < 1:
+    if given < 1:
         raise ConfigError(wanted)
+    return int(given)
 
 
 def _check_prompt(prompt: object) -> None:
@@ -170,6 +194,10 @@ def _check_prompt(prompt: object) -> None:
             raise ArgumentError(
                 f"the content of message {number} must be text, not {content!r:.60}"
             )
+        for part in () if isinstance(content, str) else content or ():
+            typed = part if isinstance(part, Mapping) else {"type": "text"}
+            if typed.get("type") == "text" and not isinstance(typed.get("text"), str):
+                raise ArgumentError(f"a part of message {number} has no text: {part!r:.60}")
 
 
 def _texts(name: str, given: object) -> tuple[str, ...]:

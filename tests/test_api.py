@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from .profiles.makers import tuned
 pytestmark = pytest.mark.slow
 
 DEMO = Path(ladecli.__file__).with_name("demo")
+HI = {"role": "user", "content": "hi"}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,13 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ("def ", {"top_k": 2.0}, "top_k must be a whole number, not 2.0"),
         ("def ", {"max_new_tokens": "3"}, "max_new_tokens must be a whole number"),
         ("def ", {"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
+        ("def ", {"temperature": 10**400}, "temperature is too large"),
+        ("def ", {"lookahead": {"window": 2}}, "lookahead must be a LookaheadConfig, not {'win"),
+        ([HI], {"chat_template": 5}, "chat_template must be a name, not 5"),
+        ([HI], {"template_args": [1]}, "template_args must be a dict"),
+        ([HI], {"template_args": {1: 2}}, "the names in template_args must be a text"),
+        ([{"role": "user", "content": ["hi"]}], {}, "a part of message 1 has no text: 'hi'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], {}, "a part of message 1 has no text"),
         ("def ", {"foo": 1}, r"generate\(\) .* no option 'foo'"),
         ([{"role": "user"}], {}, "the content of message 1 must be text, not No"),
         ([{"role": "user", "content": "a"}, {"content": "a"}], {}, "message 2 has no role"),
@@ -113,6 +123,24 @@ def test_arguments_are_refused_by_name(
     with pytest.raises(ladecli.Error, match=message) as caught:
         demo.generate(prompt, **options)
     assert isinstance(caught.value, TypeError)
+
+
+def test_numbers_of_every_library(demo: Model) -> None:
+    plain = demo.generate("def ", max_new_tokens=9, temperature=1, top_p=0.5, seed=3)
+    given = {"temperature": np.float32(1), "top_p": Fraction(1, 2), "seed": np.int64(3)}
+    assert demo.generate("def ", max_new_tokens=np.int32(9), **given) == plain
+
+
+def test_a_template_has_the_variables_of_each_call(demo: Model, tmp_path: Path) -> None:
+    path, given = tmp_path / "a.jinja", {"on": {"really": True}}
+    path.write_text("<|bos|>{{ messages[0].content }} {{ on.really is true }} {{ on.really }}")
+    asked = [{"role": "user", "content": ({"type": "text", "text": "So?"},)}]
+    for value in (True, False, 0, True, 1):
+        given["on"]["really"] = value
+        options = {"chat_template": path, "template_args": given, "max_new_tokens": 3}
+        assert demo.generate(asked, **options) == demo.generate(
+            f"So? {value is True} {value}", max_new_tokens=3
+        )
 
 
 @pytest.mark.parametrize(

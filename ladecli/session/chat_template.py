@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
@@ -62,7 +63,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, choice: TemplateChoice) -> None:
         self._tokenizer = tokenizer
         self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice.name)
-        self._arguments = dict(choice.arguments)
+        self._arguments = copy.deepcopy(dict(choice.arguments))
         taken = set(inspect.signature(tokenizer.apply_chat_template).parameters)
         for key in self._arguments.keys() & (taken - {"tools", "documents"} | NOT_ARGUMENTS):
             raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
@@ -287,8 +288,8 @@ def _as_parts(message: ChatMessage, *before: Mapping[str, str]) -> ChatMessage:
 
 def _as_text(message: ChatMessage) -> ChatMessage:
     """A message whose content is a text, unless parts of it are something else."""
-    parts = _parts(message)
-    if not isinstance(message.get("content"), list) or any(p.get("type") != "text" for p in parts):
+    parts, typed = _parts(message), isinstance(message.get("content"), list | tuple)
+    if not typed or any(part.get("type") != "text" for part in parts):
         return message
     return {**message, "content": "".join(part["text"] for part in parts)}
 

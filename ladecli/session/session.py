@@ -106,7 +106,7 @@ class Session:
         self.followers: Followers | None = None  # the other ranks, where this is their leader
         self._shared: Generator[TextEvent] | None = None
         self._notices_shown = {*self.decoder.runner.notices}
-        self._template: tuple[TemplateChoice, ChatTemplate] | None = None  # the last one asked for
+        self._template: tuple[str, ChatTemplate] | None = None  # the last one asked for
 
     @cached_property
     def choice(self) -> Choice:
@@ -245,8 +245,9 @@ class Session:
         Raises:
             UsageError: there is none of this name, or it cannot have such arguments.
         """
-        if self._template is None or self._template[0] != choice:
-            self._template = choice, ChatTemplate(self.loaded.tokenizer, choice)
+        # As text: templates tell 0 from false, and a caller may change arguments that it gave.
+        if self._template is None or self._template[0] != repr(choice):
+            self._template = repr(choice), ChatTemplate(self.loaded.tokenizer, choice)
         return self._template[1]
 
     def stop_ids(self, settings: Settings) -> frozenset[int]:
