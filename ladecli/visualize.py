@@ -10,7 +10,7 @@ from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from .errors import counted, printable
+from .errors import LadeError, counted, printable
 from .events import Piece, TextEvent, pieces_of
 from .metrics import RECENT, Tally
 
@@ -102,8 +102,19 @@ def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]
         A function that takes one more event.
 
     Raises:
-        LadeError: of the last view that failed.
+        LadeError: of every view that failed, in one line.
     """
+    failed: list[LadeError] = []
+
+    def finish(view: View) -> None:
+        try:
+            view.finish()
+        except LadeError as error:
+            failed.append(error)
+
+    def tell() -> None:
+        if failed:
+            raise LadeError("; ".join(map(str, failed))) from failed[0]
 
     def show(event: TextEvent) -> None:
         tally.add(event)
@@ -111,8 +122,9 @@ def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]
             view.show(event)
 
     with contextlib.ExitStack() as stack:
+        stack.callback(tell)
         for view in reversed(views):
-            stack.callback(view.finish)
+            stack.callback(finish, view)
         yield show
 
 

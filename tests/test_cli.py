@@ -441,11 +441,22 @@ def test_prompts_go_through_the_template_where_there_is_one(lade: Any, model_fol
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_trace_that_cannot_be_written_to_its_end_costs_no_answer(lade: Any) -> None:
-    result = lade("generate", "-p", "a", "-n", "3", "--trace", "/dev/full", "--json")
-    assert len(result.json(1)["token_ids"]) == 3
-    assert result.err.splitlines()[-1].startswith("lade: --trace /dev/full cannot be written: ")
-    assert result.err.count("--trace") == 1
+def test_a_file_that_cannot_be_written_costs_no_answer_and_no_other_file(
+    lade: Any, tmp_path: Path
+) -> None:
+    full = ("--trace", "/dev/full", "--svg", "/dev/full", "--html", str(tmp_path / "page"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n' * 2)
+    result = lade("generate", "-f", str(rows), "-n", "3", "--json", "--quiet", *full)
+    assert result.code == 1
+    assert [len(json.loads(line)["token_ids"]) for line in result.out.splitlines()] == [3, 3]
+    first, second = result.err.splitlines()
+    for line in (first, second):
+        assert re.match(
+            "lade: --trace /dev/full cannot be written: .*; --svg /dev/full cannot", line
+        )
+    assert (tmp_path / "page").exists()
+    assert (tmp_path / "page-2").exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")

@@ -38,7 +38,8 @@ FIGURES += ["accepted: context 1, jacobi 1, recycled 1, something new 1, traject
 def exported(folder: Path, events: list[TextEvent], prompt: str = "def") -> tuple[str, str]:
     svg, html = folder / "x.svg", folder / "x.html"
     tally = Tally()
-    with together(tally, Exporter(svg, html, "a <model>", prompt, tally)) as show:
+    told = "a <model>", prompt, tally
+    with together(tally, Exporter(svg, "svg", *told), Exporter(html, "html", *told)) as show:
         for event in events:
             show(event)
     return svg.read_text(encoding="utf-8"), html.read_text(encoding="utf-8")

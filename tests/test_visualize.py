@@ -83,10 +83,14 @@ def test_all_views_are_finished_though_one_fails() -> None:
 
         def finish(self) -> None:
             self.finished += 1
-            raise LadeError("no room on the disk")
+            raise LadeError(self.name)
 
-    views, tally = (Failing(), Failing()), Tally()
-    with pytest.raises(LadeError, match="no room"), together(tally, *views) as show:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    views, tally = (Failing("no room"), Failing("no disk")), Tally()
+    both = r"^no room; no disk$"
+    with pytest.raises(LadeError, match=both), together(tally, *views) as show:
         show(ANSWER[1])
     assert [(view.shown, view.finished) for view in views] == [(1, 1), (1, 1)]
     assert tally.tokens == 1

@@ -58,9 +58,12 @@ def run(request: GenerateRequest) -> int:
             for talk in talks:
                 answers.hold(talk, cancelled)
                 if answers.code == INTERRUPTED:
-                    return INTERRUPTED
-    if answers.failed:
-        raise answers.failed[0]
+                    break
+    # Errors, which --quiet does not hide; the last one is for the exit code.
+    interrupted, failed = answers.code == INTERRUPTED, answers.failed
+    Terminal(request.color).say(*map(str, failed if interrupted else failed[:-1]))
+    if failed and not interrupted:
+        raise failed[-1]
     return answers.code
 
 
@@ -194,7 +197,9 @@ class _Answers:
         if tally.reason == "context":
             terminal.say(f"the context of {session.decoder.max_context} tokens is full")
         if tally.unanswered and tally.reason != "interrupted":
-            terminal.say("the answer ended inside its reasoning; --reasoning shows that")
+            hidden = not (request.json or request.reasoning)
+            fix = "; --reasoning shows that" if hidden else ""
+            terminal.say(f"the answer ended inside its reasoning{fix}")
         elif tally.reason == "eos" and not tally.text.strip():
             terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
         elif tally.reason == "length" and not tally.text.strip():

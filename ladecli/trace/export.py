@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from .. import files
@@ -100,9 +99,9 @@ def views(
         number: of the answer, from 1 on; each has files of its own.
     """
     made: list[View] = []
-    trace, svg, html = (_path(request, option, number) for option in OPTIONS)
+    paths = {option: _path(request, option, number) for option in OPTIONS}
     name, decode = session.loaded.name, session.loaded.tokenizer.decode
-    if trace:
+    if trace := paths.pop("trace"):
         from ..session.text import speller
         from .format import Header, TraceWriter
 
@@ -114,10 +113,9 @@ def views(
             calibration=tally.calibration,
         )
         made.append(TraceWriter(trace, header, speller(session.loaded.tokenizer)))
-    if svg or html:
-        prompt = decode(list(ids), skip_special_tokens=True)
-        made.append(Exporter(svg, html, name, prompt, tally))
-    return made
+    prompt = decode(list(ids), skip_special_tokens=True)
+    exported = [(path, option) for option, path in paths.items() if path]
+    return made + [Exporter(*each, name, prompt, tally) for each in exported]
 
 
 def decoding(settings: Settings) -> dict[str, Any]:
@@ -142,17 +140,15 @@ class Exporter:
     """Collects an answer, and writes it when it is over, also when it was interrupted.
 
     Args:
-        svg: where to write an SVG; None for none.
-        html: where to write an HTML page; None for none.
-        title: of the files, usually the model's name.
+        path: where to.
+        option: "svg" for an image, "html" for a page.
+        title: of the file, usually the model's name.
         prompt: what the answer continues.
         tally: its figures.
     """
 
-    def __init__(
-        self, svg: Path | None, html: Path | None, title: str, prompt: str, tally: Tally
-    ) -> None:
-        self._svg, self._html, self._title = svg, html, _clean(title)
+    def __init__(self, path: Path, option: str, title: str, prompt: str, tally: Tally) -> None:
+        self._path, self._option, self._title = path, option, _clean(title)
         self._text = Text.assemble((_clean(prompt), "dim"))
         self._tally = tally
         self._sections = Sections(reasoning=True)
@@ -164,22 +160,16 @@ class Exporter:
                 self._text.append(_clean(span.text), span.style)
 
     def finish(self) -> None:
-        """Write the files.
+        """Write the file.
 
         Raises:
-            LadeError: one of them cannot be written.
+            LadeError: it cannot be written.
         """
-        if self._svg:
-            files.write(self._svg, as_svg(self._printed(wrap=True), self._title), "--svg")
-        if self._html:
-            files.write(self._html, as_html(self._printed(wrap=False), self._title), "--html")
-
-    def _printed(self, wrap: bool) -> Console:
-        """A console that has recorded the answer and its figures."""
-        console = recording_console(COLUMNS)
+        wraps, console = self._option == "svg", recording_console(COLUMNS)
         figures = statistics_line(self._tally, COLUMNS)
-        console.print(self._text, Text(), figures, sep="\n", soft_wrap=not wrap)
-        return console
+        console.print(self._text, Text(), figures, sep="\n", soft_wrap=not wraps)
+        page = (as_svg if wraps else as_html)(console, self._title)
+        files.write(self._path, page, f"--{self._option}")
 
 
 def _clean(text: str) -> str:
