@@ -16,7 +16,14 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+)
 
 from . import files
 from .errors import LadeError, UsageError, flaw
@@ -50,11 +57,20 @@ class Row:
         return self.start if self.start.system is not None else replace(self.start, system=system)
 
 
-def _parts(content: Any) -> Any:
-    """A text as a list of one typed part."""
+def as_parts(content: Any) -> Any:
+    """A text as a list of one typed part, for a field of messages."""
+    if not isinstance(content, str | list):
+        raise ValueError("it must be text, or a list of parts")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+def _refuse(value: Any) -> None:
+    if value:
+        raise ValueError("it is not supported here; leave it out")
+
+
+NotSupported = Annotated[Any, AfterValidator(_refuse)]
+"""A field that would be lost."""
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
@@ -69,7 +85,9 @@ class _Message(BaseModel):
     """A message in OpenAI's form."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[_Part], BeforeValidator(_parts)]
+    tool_calls: NotSupported = None
+    function_call: NotSupported = None
+    content: Annotated[list[_Part], BeforeValidator(as_parts)]
     reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
 
     @property
@@ -79,8 +97,7 @@ class _Message(BaseModel):
 
 
 class _Line(BaseModel):
-    """A line of a file; `prompt` or `turns` comes before `messages`, which may begin with a message
-    in place of `system`."""
+    """A line of a file; `messages` may begin with a message in place of `system`."""
 
     id: _Name | None = None
     category: _Name | None = None
@@ -240,8 +257,9 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
         ValueError: there are none; the message says why.
     """
     start = Conversation(line.system)
-    if line.turns and line.prompt is not None:
-        raise ValueError("it has 'prompt' and 'turns'; keep one of them")
+    asked = [name for name in ("prompt", "turns", "messages") if getattr(line, name)]
+    if len(asked) > 1:
+        raise ValueError(f"it has {asked[0]!r} and {asked[1]!r}; keep one of them")
     if turns := tuple(line.turns) if line.prompt is None else (line.prompt,):
         if not all(map(str.strip, turns)):
             raise ValueError("a prompt is blank")
@@ -255,6 +273,8 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
             start = start.asked(message.text)
         elif message.role == "assistant":
             start = start.answered(message.text, reasoning=message.reasoning)
+        elif number == 0 and line.system is not None:
+            raise ValueError(f"it has 'system' and a {message.role} message; keep one of them")
         elif number == 0:
             start = Conversation(message.text)
         else:

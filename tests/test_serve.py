@@ -30,6 +30,7 @@ from . import forked
 DEMO = str(Path(ladecli.__file__).with_name("demo"))
 HI = {"role": "user", "content": "What is lookahead decoding?"}
 QUESTION = [HI]
+CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
 KEY = "a key"
 ORIGIN = "http://localhost:3000"
 JSON = {"Content-Type": "application/json"}
@@ -396,8 +397,10 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "'user'"),
         ({"messages": [HI | {"content": [{"type": "image_url"}]}]}, "messages", "image_url"),
         ({"messages": [HI | {"content": None}]}, "messages", "text, or a list of parts"),
+        ({"messages": [HI | CALLS | {"content": None}]}, "messages", "tool_calls: it is not su"),
+        ({"messages": [HI | CALLS]}, "messages", "tool_calls: it is not supported"),
         ({"messages": [HI | {"content": "a " * 5000}]}, None, "shorten the prompt"),
-        ({"chat_template_kwargs": {"tokenize": False}}, None, "tokenize is no variable"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is no"),
         ({"stream": "yes"}, "stream", "a valid boolean"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -446,6 +449,7 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
 def test_a_key_is_asked_for(guarded: Server) -> None:
     assert not [line for line in guarded.lines if "--api-key" in line], "nothing is warned of"
     assert guarded.ask("/health")[:2] == (200, {"status": "ok"})
+    assert guarded.ask("/v1/models", None, Authorization=f"bEARER {KEY}")[0] == 200
     for key in ("", "Bearer another", "Bearer \xe4"):
         status, error = guarded.refusal("/v1/models", None, Authorization=key)
         assert (status, error["code"]) == (401, "invalid_api_key")
@@ -467,6 +471,8 @@ def test_pages_of_other_origins_ask_only_where_allowed(server: Server, guarded: 
     # Forms of web pages cannot send JSON, and a name of the web that leads here is none of ours.
     plain = {"Content-Type": "text/plain"}
     assert server.refusal("/v1/completions", LONG, **plain)[0] == 415
+    typed = {"Content-Type": "Application/JSON; charset=utf-8"}
+    assert server.refusal("/v1/completions", {"prompt": 5}, **typed)[0] == 400
     for host in ("evil.example:80", "[::1", "127.0.0.1.evil.example"):
         assert server.refusal("/v1/models", None, Host=host)[0] == 403
     for host in ("LocalHost:1", "[::1]:80", "127.0.0.1"):

@@ -82,10 +82,23 @@ MIXED = json.dumps([{"role": role, "content": "a"} for role in ("user", "system"
         ('{"turns": "a"}', "turns: input should be a valid array"),
         ('{"turns": ["a", ""]}', "a prompt is blank"),
         ('{"prompt": "a", "turns": ["b"]}', "'prompt' and 'turns'"),
+        ('{"turns": ["b"], "messages": [{"role": "user", "content": "a"}]}', "and 'messages'"),
         ('{"messages": "a"}', "messages: input should be a valid array"),
         ('{"messages": []}', "'messages' is empty; write rows like {\"messages\""),
         ('{"messages": ["a"]}', "messages 1: input should be an object"),
-        ('{"messages": [{"role": "user", "content": null}]}', "messages 1 content: input sh"),
+        (
+            '{"messages": [{"role": "user", "content": null}]}',
+            "messages 1 content: it must be text",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "content": null, "tool_calls": [{}]}]}',
+            "messages 1 tool_calls: it is not supported here",
+        ),
+        (
+            '{"system": "a", "messages": [{"role": "system", "content": "b"},'
+            ' {"role": "user", "content": "c"}]}',
+            "'system' and a system message",
+        ),
         (
             '{"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}',
             "messages 2 role: input should be 'system', 'developer', 'user' or 'assistant', not 't",

@@ -49,6 +49,8 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*suites.row_notices(rows, request.typed_system), *session.new_notices())
+        if request.json and len({row.id for row in rows}) < len(rows):
+            terminal.say("prompts have the same id; their answers come in the prompts' order")
         if _has_more():
             terminal.say("standard input is not read beside other prompts; -f - reads it as one")
         answers = _Answers(request, session)

@@ -80,7 +80,8 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
 
 async def _read(request: Request, kind: type[Wanted]) -> Wanted:
     """What the body of a request wants, which is no larger and no slower than it must be."""
-    if "json" not in request.headers.get("content-type", ""):  # forms of web pages cannot send it
+    # Forms of web pages cannot send it.
+    if "json" not in request.headers.get("content-type", "").lower():
         raise Refused(415, "send JSON, with the header Content-Type: application/json")
     try:
         body = await asyncio.wait_for(_body(request), BODY_SECONDS)
@@ -113,7 +114,7 @@ def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any,
 
     async def admit(request: Request) -> None:
         if key is not None and request.scope["path"] != "/health":
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            given = re.sub("^bearer +", "", request.headers.get("authorization", ""), flags=re.I)
             if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # as it was sent
                 raise Refused(401, "wrong or missing API key", code="invalid_api_key")
         # A name of the web may lead here, and its page would then be of the same origin.

@@ -12,6 +12,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from ..session.chat_template import ChatMessage
+from ..suites import NotSupported, as_parts
 
 STOPS = 16
 """Texts that may end an answer; they are looked for after every token."""
@@ -59,13 +60,6 @@ def _stops(value: Any) -> Any:
     return found
 
 
-def _parts(value: Any) -> Any:
-    """A text as a list of one typed part."""
-    if not isinstance(value, str | list):
-        raise ValueError("it must be text, or a list of parts")
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
 def _one_text(value: Any) -> Any:
     """A text, or the only one of a list."""
     if isinstance(value, list) and len(value) == 1:
@@ -95,7 +89,9 @@ class TextPart(_Object):
 class Said(_Object):
     """Anything with a content: a message's, or that of a prediction."""
 
-    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    tool_calls: NotSupported = None
+    function_call: NotSupported = None
+    content: Annotated[list[TextPart], BeforeValidator(as_parts)]
 
     @property
     def text(self) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 import queue
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -236,7 +236,7 @@ def ending() -> Refused:
     return Refused(503, "the server is ending; ask again when it is back", code="server_ending")
 
 
-def _refusal(error: Exception, given: Container[str]) -> Refused:
+def _refusal(error: Exception, given: Iterable[str]) -> Refused:
     """An error as the client hears it, who has given some options."""
     if isinstance(error, Refused):
         return error
@@ -244,7 +244,8 @@ def _refusal(error: Exception, given: Container[str]) -> Refused:
     message = one_line(describe_error(error))
     flag, _, fault = message.partition(" ")
     # Such a message begins with the option's name.
-    if wrong_input and (field := flag.replace("-", "_")) in given:
+    fields = {key: key for key in given} | {"template_arg": "chat_template_kwargs"}
+    if wrong_input and (field := fields.get(flag.replace("-", "_"))):
         return Refused(400, f"{field} {fault}", field)
     return Refused(400 if wrong_input else 500, message)
 
