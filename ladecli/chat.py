@@ -62,7 +62,8 @@ def run(request: ChatRequest) -> int:
             except _NotOpenedError as error:
                 if before is None:
                     raise error.why from error.why.__cause__
-                Terminal(before.color).say(f"{error.why}; going on with {before.name}")
+                why = str(error.why) or f"{following.name} was not loaded"  # Ctrl-C has no words
+                Terminal(before.color).say(f"{why}; going on with {before.name}")
                 following, before = before, None
                 continue
             code = UsageError.exit_code if chat.refused else code
@@ -77,7 +78,7 @@ def run(request: ChatRequest) -> int:
 class _NotOpenedError(Exception):
     """No chat began, and why."""
 
-    def __init__(self, why: Error) -> None:
+    def __init__(self, why: Error | KeyboardInterrupt) -> None:
         self.why = why
 
 
@@ -91,7 +92,7 @@ def _with_model(
             session = stack.enter_context(opening.open_with_ranks(request, terminal))
             chat = Chat(session, request, terminal, open_reader)
             stack.enter_context(pool_file.keep_drafts(session, request.pool_file, texts))
-        except Error as error:
+        except (Error, KeyboardInterrupt) as error:
             raise _NotOpenedError(error) from error
         if kept is not None:
             chat.go_on(kept)
@@ -158,8 +159,7 @@ def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
         # A pipe can send its messages again, unless the machine failed.
         if isinstance(error, DeviceLostError | RankError):
             chat.journal = journal
-        chat.keep(chat.conversation)
-        if chat.journal and chat.unsaved and journal.path.exists():
+        if chat.keep(chat.conversation) and chat.unsaved:
             # Also with --quiet: it would be lost to a user who does not know of it.
             Terminal().say(f"the conversation was saved to {journal.path}; --continue goes on")
         raise

@@ -141,6 +141,16 @@ def test_a_model_that_cannot_be_opened_ends_no_chat(
     assert len(chat.conversation.messages) == 4
 
 
+def test_ctrl_c_in_a_load_goes_on_with_the_model_before(
+    talk: Lade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = [lambda: None, ctrl_c, lambda: None]
+    change_decoders(monkeypatch, lambda _: moments.pop(0)())
+    chat = talk("Hello", f"/model {DEMO}", "more", options="-n 5")
+    assert f"{DEMO} was not loaded; going on with demo" in chat.err
+    assert len(chat.conversation.messages) == 4
+
+
 def test_errors_cost_neither_the_conversation_nor_the_chat(
     talk: Lade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +201,14 @@ def test_a_chat_is_kept_however_it_ends(
     chat = talk(QUESTIONS[0], QUESTIONS[1], f"/save {tmp_path / 'all.json'}", home=tmp_path)
     assert len(from_json((tmp_path / "all.json").read_text()).messages) == 4
     assert chat.err.count("is not kept") == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    fill = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        chat = talk(QUESTIONS[0], fill, QUESTIONS[1], terminate)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (chat.err.count("is not kept"), chat.err.count(KEPT)) == (1, 0)
+    assert chat.said[::2] == [QUESTIONS[0]]
 
 
 def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
@@ -392,6 +410,7 @@ SETTINGS = (
     ("/set ignore-eos yes", "ignore-eos  on"),
     ("/set max-new-tokens none", "max-new-tokens  until the context is full"),
     ("/set stop off", "stop  none"),
+    ("/set stop \\n\\t", "stop  \\n\\t"),
     ('/set stop " a b "', "stop   a b "),
     ("/set top-k off", "top-k  0"),
     ("/set stats default", "stats  on"),

@@ -149,6 +149,12 @@ def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
     with chat(*options, XDG_STATE_HOME=str(tmp_path)) as terminal:
         terminal.enter(QUESTION)
         flows(terminal, "several tokens in one step")
+        # As Ctrl-Z and `fg` do, where the shell has settings of its own.
+        terminal.child.kill(signal.SIGSTOP)
+        terminal.child.setecho(True)
+        terminal.child.kill(signal.SIGCONT)
+        terminal.read(0.3)
+        assert not terminal.child.getecho()
         terminal.enter("What is")
         terminal.read(0.3)
         terminal.send(CTRL_C)
@@ -252,6 +258,12 @@ def test_a_terminal_that_can_do_nothing() -> None:
         terminal.enter("wrong\x15" + QUESTION)
         terminal.wait("Lookahead decoding breaks")
         terminal.wait("tokens per step")
+        terminal.enter("/compare")
+        terminal.wait("same text")
+        assert "\n\n" not in terminal.text().strip("\n").partition("/compare")[2]
+        terminal.enter("/edit")
+        terminal.wait("type the new text")
+        terminal.enter("")
         terminal.enter("/exit")
         assert terminal.close() == 0
         assert b"\x1b[?25l" not in terminal.raw

@@ -114,17 +114,19 @@ class Chat:
         self._conversation = changed
         self.keep(changed)
 
-    def keep(self, conversation: Conversation) -> None:
-        """Keep a conversation for `--continue`; where that fails, say so once and go on."""
+    def keep(self, conversation: Conversation) -> bool:
+        """Keep a conversation for `--continue`, or say once why that fails; whether it is kept."""
         if self.journal is None:
-            return
+            return False
         try:
             self.journal.record(conversation, self.session.loaded.name)
+            return True
         except OSError as error:  # such as a full disk: the next change is a new try
             if not self._lost:
                 where = self.journal.path
                 self.note(f"(this chat is not kept: {where} cannot be written: {error.strerror})")
             self._lost = True
+            return False
 
     @property
     def kept(self) -> Kept:
@@ -203,7 +205,8 @@ class Chat:
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
         tally = Tally(calibration=self.calibration)
         reply = Reply(self.encode(seen), self.settings(), tally, drafts)
-        self.keep(seen)
+        if seen.messages != self.conversation.messages[: len(seen.messages)]:
+            self.keep(seen)  # else it has a reply, which is not lost before there is another one
         self.show_new_notices()
         try:
             self._show(reply, seen)
@@ -356,13 +359,13 @@ class Chat:
 
     @property
     def used(self) -> int:
-        """Tokens of the context that the conversation takes before the next reply; 0 where a
-        template refuses it."""
+        """Tokens of the context that the conversation takes before the next reply, if it has room
+        for as many; 0 where a template refuses it."""
         conversation, count = self.conversation, 0
         if self._counted[0] is not conversation:  # the toolbar asks at every key
             with contextlib.suppress(LadeError):
                 if conversation.for_template():
-                    count = len(self.encode(conversation))
+                    count = min(len(self.encode(conversation)), self.session.decoder.max_context)
             self._counted = conversation, count
         return self._counted[1]
 
@@ -372,5 +375,5 @@ class Chat:
         attached = f"{len(self.attached)} attached" if self.attached else ""
         switch = f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}"
         colors = "" if self.console.no_color else switch
-        parts = (f"{min(self.used, limit)}/{limit} tokens", attached, "/help", colors)
+        parts = (f"{self.used}/{limit} tokens", attached, "/help", colors)
         return printable(SEPARATOR.join(filter(None, (self.session.loaded.name, *parts))))

@@ -179,7 +179,8 @@ def edit(chat: Chat, text: str) -> None:
         chat.say(text)
         return
     chat.draft = escape(question)
-    chat.note("edit and press Enter; Ctrl-X Ctrl-E opens your editor, Ctrl-C keeps the old one")
+    keys = "edit and press Enter; Ctrl-X Ctrl-E opens your editor, Ctrl-C keeps the old one"
+    chat.note(keys if chat.reader.edits else "type the new text; an empty line keeps the old one")
 
 
 @command("/paste FILE")

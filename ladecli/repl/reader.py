@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from platformdirs import user_state_path
@@ -27,7 +29,7 @@ from rich.cells import cell_len
 
 from .. import files
 from ..errors import UsageError, printable
-from ..view.terminal import is_dumb
+from ..view.terminal import handling, is_dumb
 from ..visualize import SEPARATOR
 
 QUOTES = '"""'
@@ -74,6 +76,9 @@ class Reader:
         stream: a pipe, or a terminal that cannot edit.
         screen: takes the prompts where a user reads them; None on a pipe.
     """
+
+    edits = False
+    """Whether a draft can be edited."""
 
     def __init__(self, stream: TextIO, screen: TextIO | None = None) -> None:
         self.interactive = screen is not None  # whether a user types the messages
@@ -133,6 +138,8 @@ class TerminalReader(Reader):
         on_toggle: called when the key for the colors was pressed.
         source, screen: of prompt-toolkit; None for the terminal.
     """
+
+    edits = True
 
     def __init__(
         self,
@@ -291,7 +298,8 @@ def _whole_pastes(output: Output) -> Iterator[None]:
 def suppress_echo() -> Iterator[None]:
     """Do not echo what is typed while no prompt is there, which takes it later.
 
-    Ctrl-C stays a signal.  The terminal is given back as it was.
+    Ctrl-C stays a signal.  The terminal is given back as it was; where Ctrl-Z and `fg` have changed
+    it, it is set again.
     """
     if os.name != "posix" or not can_edit():
         yield
@@ -299,11 +307,19 @@ def suppress_echo() -> Iterator[None]:
     import termios
     import tty
 
-    fd = sys.stdin.fileno()
+    fd, output = sys.stdin.fileno(), create_output(always_prefer_tty=True)
     before = termios.tcgetattr(fd)
+
+    def resume(_number: int, _frame: FrameType | None) -> None:
+        # In the background nothing may be set, and a prompt, which takes Ctrl-C as a key, does it.
+        if os.tcgetpgrp(fd) == os.getpgrp() and termios.tcgetattr(fd)[3] & termios.ISIG:
+            tty.setcbreak(fd, termios.TCSANOW)
+            output.enable_bracketed_paste()
+            output.flush()
+
     tty.setcbreak(fd, termios.TCSANOW)  # without discarding what was typed already
     try:
-        with _whole_pastes(create_output(always_prefer_tty=True)):
+        with _whole_pastes(output), handling(resume, signal.SIGCONT):
             yield
     finally:
         termios.tcsetattr(fd, termios.TCSANOW, before)

@@ -160,5 +160,5 @@ def _spelt(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None or isinstance(value, tuple | list):
-        return ",".join(value or ()) or "none"
+        return ",".join(value or ()).replace("\n", "\\n").replace("\t", "\\t") or "none"
     return str(value)

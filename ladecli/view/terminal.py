@@ -100,7 +100,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar on stderr, if that is a terminal, with the time that is left.
+        """A bar on stderr, if that is a terminal that can redraw, with the time that is left.
 
         It is drawn by its caller's thread: another one would take its time from what is measured.
 
@@ -111,7 +111,7 @@ class Terminal:
         Yields:
             A function that takes how many more are done.
         """
-        if self.quiet or not sys.stderr.isatty():
+        if self.quiet or not sys.stderr.isatty() or is_dumb():
             yield lambda _more: None
             return
         from rich.progress import Progress
