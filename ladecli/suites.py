@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
-    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -28,7 +27,7 @@ from pydantic import (
 from . import files
 from .errors import LadeError, UsageError, flaw
 from .session.chat_template import REASONING_KEYS
-from .session.conversation import Conversation
+from .session.conversation import Conversation, NotSupported, as_parts
 
 BUILTIN = "builtin"
 STDIN = "-"
@@ -57,20 +56,6 @@ class Row:
         return self.start if self.start.system is not None else replace(self.start, system=system)
 
 
-def as_parts(content: Any) -> Any:
-    """A text as a list of one typed part, for a field of messages."""
-    if not isinstance(content, str | list):
-        raise ValueError("it must be text, or a list of parts")
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _refuse(value: Any) -> None:
-    if value:
-        raise ValueError("it is not supported here; leave it out")
-
-
-NotSupported = Annotated[Any, AfterValidator(_refuse)]
-"""A field that would be lost."""
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..decoder.errors import PromptError
 from ..errors import UsageError
-from ..session.conversation import Conversation
+from ..session.dialogue import Dialogue
 from ..suites import row_notices
 from .result import Skipped
 
 if TYPE_CHECKING:
-    from ..options.answer import TemplateChoice
     from ..options.commands import MeasureRequest
     from ..session.session import Session
     from ..session.text import Part
@@ -23,75 +22,6 @@ if TYPE_CHECKING:
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")
 """Their source is a long text that every machine has, and repeats itself as texts do."""
-MARKUP = 32
-"""Tokens that a chat template adds to a turn, at most, where room is estimated."""
-
-
-class Dialogue:
-    """One row of a suite, held turn by turn; the context must have room for `new_tokens` more.
-
-    `cut` is why the conversation ended before one of its turns; None where it did not.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        row: Row,
-        template: TemplateChoice | None,
-        system: str | None,
-        new_tokens: int = 1,
-    ) -> None:
-        self.id, self.category = row.id, row.category
-        self.cut: str | None = None
-        self._session, self._turns, self._template = session, row.turns, template
-        self._start, self._new_tokens = row.begun(system), new_tokens
-
-    def hold(self, answer: Callable[[int, list[int]], Part | None]) -> None:
-        """Hold the conversation, up to a turn that the context has no room for.
-
-        `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns
-        what the model said; None ends the conversation.
-        """
-        talk = self._start
-        for number, text in enumerate(self._turns, start=1):
-            talk = talk.asked(text)
-            try:
-                ids = self._encoded(talk)
-            except (UsageError, PromptError) as error:
-                which = f"turn {number}: " if len(self._turns) > 1 else ""
-                self.cut = f"{which}{error}"
-                return
-            said = answer(number, ids)
-            if said is None:
-                return
-            talk = talk.answered(said.text, reasoning=said.reasoning)
-
-    def first(self) -> list[int]:
-        """The ids of the first prompt.
-
-        Raises:
-            UsageError, PromptError: it is empty or too long, or the template refuses it.
-        """
-        return self._encoded(self._start.asked(self._turns[0]))
-
-    @property
-    def room(self) -> int:
-        """Estimated tokens of the longest prompt and its answer."""
-        later = sum(len(self._session.encode(text)) + MARKUP for text in self._turns[1:])
-        needed = len(self.first()) + later + len(self._turns) * self._new_tokens
-        return min(needed, self._session.decoder.max_context)
-
-    def _encoded(self, talk: Conversation) -> list[int]:
-        ids = self._session.encode_talk(talk, self._template)
-        room = self._session.decoder.max_context
-        # That there is no room for a single token is the decoder's to say.
-        if self._new_tokens > max(1, room - len(ids)):
-            raise PromptError(
-                f"the prompt has {len(ids):,} tokens, which with an answer of {self._new_tokens:,}"
-                f" is more than the context's {room:,}"
-            )
-        self._session.decoder.check_prompt(ids)
-        return ids
 
 
 class Passage:
@@ -130,7 +60,11 @@ def make_dialogues(
     """The rows as a request has them asked, and those that cannot be read; says what is special
     about them."""
     template = request.template(session.has_template)
-    found = [Dialogue(session, row, template, request.system, new_tokens) for row in rows]
+    starts = [row.begun(request.system) for row in rows]
+    found = [
+        Dialogue(session, row.turns, start, template, new_tokens, row.id, row.category)
+        for row, start in zip(rows, starts, strict=True)
+    ]
     answerable, skipped = split_usable(found)
     terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
     return answerable, skipped

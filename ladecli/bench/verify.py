@@ -21,6 +21,7 @@ from ..errors import INTERRUPTED, LadeError, UsageError, counted, printable
 from ..events import Reason
 from ..metrics import first_difference
 from ..session import opening
+from ..session.dialogue import Dialogue
 from ..session.text import Part, speller
 from ..specs.memory import FULL
 from ..view import screen
@@ -38,7 +39,7 @@ from .result import (
     sampling_shown,
 )
 from .runners import Answer, OwnRunner, Stopped
-from .tasks import Dialogue, make_dialogues
+from .tasks import make_dialogues
 
 if TYPE_CHECKING:
     from ..options.commands import VerifyRequest

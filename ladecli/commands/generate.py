@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
-from ..bench.tasks import Dialogue
 from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
+from ..session.dialogue import Dialogue
 from ..session.text import Part
 from ..suites import STDIN, Row, display_name, name_of, read_rows, read_text
 from ..trace import export
@@ -42,7 +42,8 @@ def run(request: GenerateRequest) -> int:
         for number, row in enumerate(rows, start=1):
             # A conversation cannot be put to a model without one, unless --raw asks for that.
             template = request.template(session.has_template or row.is_conversation)
-            talks.append(Dialogue(session, row, template, request.system if template else None))
+            start = row.begun(request.system if template else None)
+            talks.append(Dialogue(session, row.turns, start, template, id=row.id))
             try:
                 talks[-1].first()
             except (UsageError, PromptError) as error:

@@ -12,7 +12,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from ..session.chat_template import ChatMessage
-from ..suites import NotSupported, as_parts
+from ..session.conversation import NotSupported, as_parts
 
 STOPS = 16
 """Texts that may end an answer; they are looked for after every token."""

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, NonNegativeInt, ValidationError
+from pydantic import AfterValidator, BaseModel, NonNegativeInt, ValidationError
 
 from ..decoder.tree import common_prefix
 from ..errors import counted, flaw
@@ -153,6 +153,22 @@ def _closed(text: str) -> str:
         elif not fence and not (mark.startswith("`") and "`" in info):
             fence = mark
     return f"{text}\n{fence}" if fence else text
+
+
+def as_parts(content: Any) -> Any:
+    """A text as a list of one typed part, for a field of messages in OpenAI's form."""
+    if not isinstance(content, str | list):
+        raise ValueError("it must be text, or a list of parts")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _refuse(value: Any) -> None:
+    if value:
+        raise ValueError("it is not supported here; leave it out")
+
+
+NotSupported: TypeAlias = Annotated[Any, AfterValidator(_refuse)]
+"""A field of such messages that would be lost."""
 
 
 class _ChatFile(BaseModel):

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
-from ..bench.tasks import Dialogue, split_usable
+from ..bench.tasks import split_usable
 from ..errors import LadeError, UsageError, counted
 from ..profiles import Profile, Setting, Tuned, races, summarise, user
 from ..session import opening
+from ..session.dialogue import Dialogue
 from ..view import screen
 from ..view.terminal import Terminal
 
@@ -85,7 +86,9 @@ def run(request: TuneRequest) -> int:
 
     try:
         template = request.template(session.has_template)
-        dialogues = [Dialogue(session, row, template, None, ROOM) for row in rows]
+        dialogues = [
+            Dialogue(session, row.turns, row.start, template, ROOM, row.id) for row in rows
+        ]
         samples = [each.first()[-LONGEST:] for each in split_usable(dialogues)[0]]
         terminal.say(*session.new_notices())
         if not request.dry_run:  # what loads would ask one after the other

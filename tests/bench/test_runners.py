@@ -8,11 +8,12 @@ from ladecli import suites
 from ladecli.bench.result import FOREIGN, Method
 from ladecli.bench.runners import Answer, MethodRunner, OwnRunner
 from ladecli.bench.stock import StockRunner
-from ladecli.bench.tasks import Dialogue, make_passages
+from ladecli.bench.tasks import make_passages
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
 from ladecli.session.conversation import Conversation
+from ladecli.session.dialogue import Dialogue
 from ladecli.session.session import Session, Settings
 from ladecli.session.text import Part
 
@@ -59,11 +60,12 @@ def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
         return Part(text="It.")
 
     row = suites.Row("talk", "prose", ("Say it.", "Again.", "a " * 300))
-    talk = Dialogue(session, row, None, "Be kind.", 24)
+    talk = Dialogue(session, row.turns, row.begun("Be kind."), None, 24)
     talk.hold(answer)
     assert asked == [(1, "Be kind.\nSay it."), (2, "Be kind.\nSay it.\nIt.\nAgain.")]
     assert (talk.cut or "").startswith("turn 3: the prompt has ")
     asked.clear()
     start = Conversation("Be brief.").asked("Hi").answered("Hello")
-    Dialogue(session, suites.Row("one", "prose", ("Now.",), start), None, "Be kind.").hold(answer)
+    row = suites.Row("one", "prose", ("Now.",), start)
+    Dialogue(session, row.turns, row.begun("Be kind."), None).hold(answer)
     assert asked == [(1, "Be brief.\nHi\nHello\nNow.")], "the row's own system message counts"

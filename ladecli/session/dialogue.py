@@ -1,0 +1,96 @@
+"""A conversation whose user's side is known before it begins, such as a row of a suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..decoder.errors import PromptError
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..options.answer import TemplateChoice
+    from .conversation import Conversation
+    from .session import Session
+    from .text import Part
+
+MARKUP = 32
+"""Tokens that a chat template adds to a turn, at most, where room is estimated."""
+
+
+class Dialogue:
+    """One conversation, held turn by turn.
+
+    Args:
+        session: the model at work.
+        turns: the user's texts.
+        start: what was said before.
+        template: puts it into words; None for texts to continue.
+        new_tokens: for which the context must have room after each turn.
+        id, category: of the row that it is.
+
+    Attributes:
+        cut: why it ended before one of its turns; None where it did not.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        turns: Sequence[str],
+        start: Conversation,
+        template: TemplateChoice | None,
+        new_tokens: int = 1,
+        id: str = "",
+        category: str = "",
+    ) -> None:
+        self.id, self.category = id, category
+        self.cut: str | None = None
+        self._session, self._turns, self._start = session, turns, start
+        self._template, self._new_tokens = template, new_tokens
+
+    def hold(self, answer: Callable[[int, list[int]], Part | None]) -> None:
+        """Hold the conversation, up to a turn that the context has no room for.
+
+        `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns
+        what the model said; None ends the conversation.
+        """
+        talk = self._start
+        for number, text in enumerate(self._turns, start=1):
+            talk = talk.asked(text)
+            try:
+                ids = self._encoded(talk)
+            except (UsageError, PromptError) as error:
+                which = f"turn {number}: " if len(self._turns) > 1 else ""
+                self.cut = f"{which}{error}"
+                return
+            said = answer(number, ids)
+            if said is None:
+                return
+            talk = talk.answered(said.text, reasoning=said.reasoning)
+
+    def first(self) -> list[int]:
+        """The ids of the first prompt.
+
+        Raises:
+            UsageError, PromptError: it is empty or too long, or the template refuses it.
+        """
+        return self._encoded(self._start.asked(self._turns[0]))
+
+    @property
+    def room(self) -> int:
+        """Estimated tokens of the longest prompt and its answer."""
+        later = sum(len(self._session.encode(text)) + MARKUP for text in self._turns[1:])
+        needed = len(self.first()) + later + len(self._turns) * self._new_tokens
+        return min(needed, self._session.decoder.max_context)
+
+    def _encoded(self, talk: Conversation) -> list[int]:
+        ids = self._session.encode_talk(talk, self._template)
+        room = self._session.decoder.max_context
+        # That there is no room for a single token is the decoder's to say.
+        if self._new_tokens > max(1, room - len(ids)):
+            raise PromptError(
+                f"the prompt has {len(ids):,} tokens, which with an answer of {self._new_tokens:,}"
+                f" is more than the context's {room:,}"
+            )
+        self._session.decoder.check_prompt(ids)
+        return ids
