@@ -352,6 +352,7 @@ MISTAKES = {
     f"{ON_7B} demo": "leave --model-size out",
     f"{PLAN} --link token": "unknown link 'token'; use nvlink, pcie, infiniband,",
     f"{PLAN} --link nan": "unknown link 'nan'",
+    f"{PLAN} --nodes 2 --link 300,25,1": "unknown link '1'",
     f"{PLAN} --model-size 70b --gpus 2": "llama-2-70b needs",
     f"{ON_7B} --gpus 1 --context 100000": "100,000 tokens of context",
     f"{PLAN} --link ethernet --gpus 4": "add --nodes or --gpus-per-node",

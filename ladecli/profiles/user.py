@@ -45,8 +45,8 @@ def read(name: str) -> Profile:
     """One of the user's profiles; UsageError if its file cannot be read or breaks the schema."""
     path = path_of(name)
     try:
-        return parse(name, files.read(path).decode(), "yours")
-    except (OSError, UnicodeDecodeError) as error:
+        return parse(name, files.decode(files.read(path), f"profile {name}"), "yours")
+    except OSError as error:
         raise UsageError(f"the profile {path} cannot be read: {error}") from error
     except UsageError as error:
         raise UsageError(f"{error} (in {path})") from error

@@ -99,7 +99,7 @@ def find_links(gpu: str, given: str | None, gpus_per_node: int, gpus: int) -> Li
         if word in known:
             place = "within" if word in links["within"] else "between"
             found[place] = known[word]
-        elif re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
+        elif n < 2 and re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
             speed = {"bandwidth": 1e9 * float(word), "source": "--link"}
             found[place] = found[place] | {"name": "link", **speed}
         else:

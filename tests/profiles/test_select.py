@@ -151,12 +151,14 @@ def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
     put("mine", OWN.replace("[[setting]]", "memory = [40e9]\n[[setting]]"))
     assert profiles.select(None, A100, DEMO).profile == "a100-80gb", "mine is for another one"
     put("mine", OWN.replace("A100", "AMD EPYC"))
+    path = put("mine", "")
+    path.write_text(OWN.replace("A100", "AMD EPYC"), encoding="utf-8-sig")  # as some editors do
     assert profiles.select(None, CPU, DEMO).profile == "mine", "a processor has a name too"
 
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(b"[", "no valid TOML"), (b"widnow = 3", "unknown key"), (b"\xff", "cannot be read")],
+    [(b"[", "no valid TOML"), (b"widnow = 3", "unknown key"), (b"\xff", "not UTF-8")],
 )
 def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
     path = put("cpu", "")
