@@ -119,7 +119,7 @@ def test_where_no_trees_can_be_verified_the_text_is_still_that_of_generate(famil
         assert any(step.proposed for step in steps_of(events)) == (drafts == "chains")
 
 
-@pytest.mark.parametrize("family", ["mamba", "rwkv", "recurrent_gemma", "jamba", "doge"])
+@pytest.mark.parametrize("family", ["mamba", "rwkv", "recurrent_gemma", "jamba"])
 def test_no_token_is_read_twice(family: str) -> None:
     model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family)
     decoder, read = load_decoder(model), []
