@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .conftest import Result
 
 _CODE = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from ladecli.commands.cli import entry
 
 for arguments in json.loads(sys.argv[1]):
@@ -20,7 +20,8 @@ for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = entry(arguments)
     imported = sorted(name for name, module in sys.modules.items() if module)
-    print(json.dumps([code, out.getvalue(), err.getvalue(), imported]))
+    print(json.dumps([code, out.getvalue(), err.getvalue(), imported]), flush=True)
+os._exit(0)  # as `lade` ends: taken apart by Python, triton 3.9 writes of what it leaked
 """
 
 
