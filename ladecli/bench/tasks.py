@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..decoder.errors import PromptError
 from ..errors import UsageError
-from ..session.dialogue import Dialogue
+from ..session.dialogue import MORE_ROOM, Dialogue
 from ..suites import row_notices
 from .result import Skipped
 
@@ -38,7 +38,9 @@ class Passage:
     def first(self) -> list[int]:
         """The ids of the prompt; `PromptError` where the context has no room for them."""
         if self.room > self._context:
-            raise PromptError(f"with its answer it has more than the context's {self._context:,}")
+            raise PromptError(
+                f"with its answer it has more than the context's {self._context:,}; {MORE_ROOM}"
+            )
         return self._ids
 
     def hold(self, answer: Callable[[int, list[int]], Part]) -> None:
@@ -102,8 +104,5 @@ def split_usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
         else:
             found.append(task)
     if not found:
-        raise UsageError(
-            f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}; allow fewer"
-            " new tokens, raise --max-context, or give shorter prompts"
-        )
+        raise UsageError(f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}")
     return found, skipped

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MARKUP = 32
 """Tokens that a chat template adds to a turn, at most, where room is estimated."""
+MORE_ROOM = "allow fewer new tokens, raise --max-context, or give shorter prompts"
 
 
 class Dialogue:
@@ -90,7 +91,7 @@ class Dialogue:
         if self._new_tokens > max(1, room - len(ids)):
             raise PromptError(
                 f"the prompt has {len(ids):,} tokens, which with an answer of {self._new_tokens:,}"
-                f" is more than the context's {room:,}"
+                f" is more than the context's {room:,}; {MORE_ROOM}"
             )
         self._session.decoder.check_prompt(ids)
         return ids
