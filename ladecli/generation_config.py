@@ -9,12 +9,13 @@ docs/models.md names them, and a test finds those that a version of transformers
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, WatermarkingConfig
 
 from .decoder.config import SamplingConfig
 from .decoder.errors import ConfigError
@@ -51,6 +52,37 @@ REFUSED = {
     "return_dict_in_generate": False,
 }
 """What a call of `generate` must not ask for, which has healed the prompt already."""
+
+
+class AsStated(GenerationConfig):  # type: ignore[misc]
+    """A generation config with any values: transformers refuses a model for one that makes no
+    sense, of whatever field.  See `AnswerDefaults.ignored`."""
+
+    def __init__(self, **fields: Any) -> None:
+        watermarking = fields.pop("watermarking_config", None)
+        super().__init__(**fields)
+        self.watermarking_config = watermarking
+        if isinstance(watermarking, dict):
+            with contextlib.suppress(TypeError, ValueError):
+                self.watermarking_config = WatermarkingConfig.from_dict(watermarking)
+
+    def validate(self, *_: Any, **__: Any) -> None:
+        """Take all of it."""
+
+    @classmethod
+    def of_model(cls, source: str, config: Any, options: Mapping[str, Any]) -> Any:
+        """That of a model: of its file, or of its configuration.
+
+        Args:
+            source: a folder, or a name on the hub.
+            config: the model's configuration.
+            options: for what may ask the hub; with `gguf_file`, no other file counts.
+        """
+        if "gguf_file" not in options:
+            for file in ({}, {"config_file_name": "config.json", "_from_model_config": True}):
+                with contextlib.suppress(OSError):  # there is none
+                    return cls.from_pretrained(source, **file, **options)
+        return cls.from_model_config(config)
 
 
 def refused(config: Any) -> list[str]:

@@ -28,7 +28,7 @@ from .decoder.model.release import apart
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
 from .errors import LoadError, UsageError, counted
-from .generation_config import AnswerDefaults, stop_ids_of
+from .generation_config import AnswerDefaults, AsStated, stop_ids_of
 from .options.model import ModelOptions, PlacementOptions
 from .specs import adapters, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
@@ -221,11 +221,11 @@ def check_weights(planned: PlannedModel) -> list[str]:
 def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int]]:
     """The tokenizer of a model that is here, and the ids that its configs name as end tokens."""
     tokenizer = _tokenizer(planned)
-    try:
-        known = transformers.GenerationConfig.from_pretrained(planned.source, **planned.hub_options)
-    except OSError:  # it has no generation config of its own
-        known = transformers.GenerationConfig.from_model_config(planned.config)
-    return tokenizer, stop_ids_of(known, tokenizer, planned.spec.vocabulary)
+    return tokenizer, stop_ids_of(_stated(planned), tokenizer, planned.spec.vocabulary)
+
+
+def _stated(planned: PlannedModel) -> AsStated:
+    return AsStated.of_model(planned.source, planned.config, planned.hub_options)
 
 
 def load(
@@ -317,6 +317,7 @@ def _read_model(
             raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
         if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
             model.to(device.torch_name)
+        model.generation_config = _stated(planned)
         for adapter in planned.parts.adapters:
             model = _merged(model, adapter, name)
         if planned.placement.own_int8:
@@ -334,6 +335,7 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
         planned.source,
         config=planned.config,
+        generation_config=transformers.GenerationConfig(),  # the model's own may be refused
         output_loading_info=True,
         attn_implementation="eager" if needs_eager(planned.config) else None,
         # Where peft is installed, transformers looks for adapters too.

@@ -227,11 +227,14 @@ def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
 
 
 def test_a_conversation_goes_on_with_its_model(
-    talk: Lade, model_folder: str, tmp_path: Path
+    talk: Lade, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = "--raw -n 3"
     talk(QUESTIONS[0], options=options, home=tmp_path)
-    talk(QUESTIONS[0], model=model_folder, options=options, home=tmp_path)
+    folder = Path(model_folder)
+    monkeypatch.chdir(folder.parent)
+    talk(QUESTIONS[0], model=folder.name, options=options, home=tmp_path)
+    monkeypatch.chdir(tmp_path)  # where that name means nothing, or another model
     for model, named in (("", model_folder), ("demo", "demo"), ("", "demo")):
         again = talk(QUESTIONS[1], model=model, options=f"--continue {options}", home=tmp_path)
         assert f"{named} · " in again.err

@@ -307,6 +307,22 @@ def test_a_folder_is_decoded_as_generate_decodes_it(
     assert verified.code == 0, verified.err
 
 
+def test_a_file_whose_values_make_no_sense(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    """transformers refuses a model for each of them."""
+    named: dict[str, Any] = {"max_new_tokens": "many", "suppress_tokens": 5, "eos_token_id": "x"}
+    named |= {"watermarking_config": {"bad": 1}, "num_return_sequences": 3}
+    silent = {"cache_implementation": "bogus", "early_stopping": 5, "pad_token_id": "x"}
+    silent |= {"compile_config": 5, "assistant_ensemble_weight": 5}
+    change = stating("generation_config.json", **named, **silent)
+    folder = copied(model_folder, tmp_path / "copy", change)
+    result = lade("generate", folder, "-p", "the", "-n", "8", "--json")
+    assert len(result.json()["token_ids"]) == 8
+    (line,) = [line for line in result.err.splitlines() if "not applied" in line]
+    assert all(name in line for name in named)
+    assert not any(name in line for name in silent)
+    assert lade("doctor", folder).code == 0
+
+
 def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:
     """A user who asks for samples gets them as the file has it, which alone asks for none."""
     generating(do_sample=True)

@@ -194,7 +194,7 @@ def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> 
     config = as_generate(loaded.model, settings.sampling, loaded.spec.vocabulary, stop_ids)
     config.max_time = loaded.defaults.max_seconds
     config.max_new_tokens = min(settings.max_new_tokens or longest, longest - prompt)
-    config.pad_token_id = loaded.model.generation_config.pad_token_id or 0
+    config.pad_token_id = 0  # there is nothing to pad, and without one transformers says so
     config.prompt_lookup_num_tokens = LOOKUP if lookup else None
     config.use_cache = True
     return config

@@ -20,6 +20,7 @@ from ..options.answer import ChatRequest
 from ..session import opening
 from ..session.conversation import Conversation, Message
 from ..session.setup import choose_profile
+from ..specs import hub
 from ..trace import export
 from ..view import screen
 from ..view.live import reply_view
@@ -119,7 +120,7 @@ class Chat:
         if self.journal is None:
             return False
         try:
-            self.journal.record(conversation, self.session.loaded.name)
+            self.journal.record(conversation, hub.absolute(self.request.name))
             return True
         except OSError as error:  # such as a full disk: the next change is a new try
             if not self._lost:

@@ -115,6 +115,12 @@ def resolve(name: str) -> str:
     return str(path)
 
 
+def absolute(name: str) -> str:
+    """A MODEL argument as it is understood from any folder."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if name != DEMO and path.exists() else name
+
+
 def locate(
     name: str, gguf: str | None = None, revision: str | None = None
 ) -> tuple[str, str | None]:
