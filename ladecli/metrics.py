@@ -205,6 +205,11 @@ class Tally:
         return alone or self.calibrate() is not None
 
     @property
+    def cut(self) -> bool:
+        """Whether it reached a limit, and is whole as far as it goes."""
+        return self.reason in ("length", "context", "time")
+
+    @property
     def out_of_memory(self) -> str | None:
         """What to say of memory below the answer; None if there was enough."""
         if self.reason == "memory":

@@ -224,7 +224,7 @@ def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int]]:
     return tokenizer, stop_ids_of(_stated(planned), tokenizer, planned.spec.vocabulary)
 
 
-def _stated(planned: PlannedModel) -> AsStated:
+def _stated(planned: PlannedModel) -> Any:
     return AsStated.of_model(planned.source, planned.config, planned.hub_options)
 
 

@@ -188,8 +188,8 @@ def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
     theirs = new_ids(session, **options)
     assert text_ids(events) == theirs
     assert len(theirs) < NEW
-    known = {"eos_token_id": "eos", "max_length": "length", "max_new_tokens": "length"}
-    assert reason_of(events) == known.get(name, "stop")
+    known = {"eos_token_id": "eos", "stop_strings": "stop", "max_time": "time"}
+    assert reason_of(events) == known.get(name, "length")
     options |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
     assert new_ids(session, **options) == theirs
 
@@ -321,6 +321,17 @@ def test_a_file_whose_values_make_no_sense(lade: Any, model_folder: str, tmp_pat
     assert all(name in line for name in named)
     assert not any(name in line for name in silent)
     assert lade("doctor", folder).code == 0
+
+
+def test_an_answer_that_was_cut_by_time_says_so(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    change = stating("generation_config.json", max_time=0)
+    folder = copied(model_folder, tmp_path / "copy", change)
+    result = lade("generate", folder, "-p", "the", "--json")
+    assert result.json()["finish_reason"] == "length"
+    assert "max_time" in result.err
+    assert "max_time" in lade("chat", folder, "Hello", "--raw").err
 
 
 def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:

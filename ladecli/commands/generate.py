@@ -199,6 +199,9 @@ class _Answers:
         terminal.say(*session.new_notices())
         if tally.reason == "context":
             terminal.say(f"the context of {session.decoder.max_context} tokens is full")
+        if tally.reason == "time":
+            seconds = session.loaded.defaults.max_seconds
+            terminal.say(f"stopped after {seconds:g} s, the max_time of the generation config")
         if tally.unanswered and tally.reason != "interrupted":
             hidden = not (request.json or request.reasoning)
             fix = "; --reasoning shows that" if hidden else ""
@@ -227,7 +230,7 @@ class _Answers:
             "reasoning": tally.reasoning or None,
             "token_ids": tally.token_ids,
             # Without a reason a rank was lost.
-            "finish_reason": "length" if tally.reason == "context" else tally.reason or "lost",
+            "finish_reason": "length" if tally.cut else tally.reason or "lost",
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
                 **export.decoding(settings),

@@ -253,6 +253,7 @@ class Chat:
         remarks = {
             "context": f"cut: the context of {limit} tokens is full; ask it to go on",
             "length": "cut at max-new-tokens",
+            "time": "cut at the max_time of the model's generation config",
             "interrupted": "stopped",
         }
         self.show_new_notices()
@@ -261,7 +262,7 @@ class Chat:
             lines.append(memory or "")
         if tally.unanswered:
             lines.append("it ended inside its reasoning, before an answer")
-        elif not tally.text.strip() and tally.reason in ("eos", "stop", "length", "context"):
+        elif not tally.text.strip() and (tally.cut or tally.reason in ("eos", "stop")):
             lines.append("the reply is empty")
         if repeats(tally.text or tally.reasoning):
             draw = "temperature 0.7 or " if reply.settings.sampling.greedy else ""

@@ -36,8 +36,6 @@ SHORTEST_PART = 0.02
 """Seconds of an answer that are sent at once: the server's thread takes time from faster steps."""
 LONGEST_WAIT = 0.2
 """Seconds until the worker looks again whether it was stopped."""
-_FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
-"""OpenAI's words for why an answer ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +169,10 @@ class Worker:
         yield self._part(held, hidden)
         if tally.reason == "memory":
             raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
-        if tally.reason not in _FINISH:
+        if not tally.cut and tally.reason not in ("eos", "stop"):
             raise ending()
-        yield Part(finish=_FINISH[tally.reason], ends=_ends(tally, settings))
+        # In OpenAI's words.
+        yield Part(finish="length" if tally.cut else "stop", ends=_ends(tally, settings))
 
     def _prompt(
         self, wanted: Wanted, request: ServeRequest

@@ -319,7 +319,7 @@ def text_events(
                     yield _text_step(event, text, cost(event.width, length))
                     length += len(event.tokens)
                     if seconds is not None and time.monotonic() - began > seconds:
-                        yield _ended("stop", text)
+                        yield _ended("time", text)
                         return
                 case Finished():
                     yield _ended(event.reason, text)
