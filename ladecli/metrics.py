@@ -102,7 +102,7 @@ class Tally:
     read: int = 0  # tokens of the prompt that are in the cache before the first step
     tokens: int = 0  # of the answer
     steps: int = 0
-    fed: int = 0  # tokens fed to the model by all steps
+    fed: int = 0  # tokens fed to the model by all steps, without those of the prompt but its last
     prefill_seconds: float = 0.0  # wall time, as are `decode_seconds`
     decode_seconds: float = 0.0
     plain: PlainTime = field(default_factory=PlainTime)
@@ -132,7 +132,9 @@ class Tally:
                 self.prefill_seconds += event.seconds
                 self.read = event.done
             case TextStep():
+                self.fed += event.width
                 if self.steps == 0:
+                    self.fed -= max(self.prompt - self.read - 1, 0)  # what the prompt's end added
                     self.prefill_seconds += event.seconds
                     self._first_tokens = len(event.token_ids)
                 else:
@@ -141,7 +143,6 @@ class Tally:
                     self._take(TimedStep(count, event.seconds, plain, event.cost))
                 self.steps += 1
                 self.tokens += len(event.token_ids)
-                self.fed += event.width
                 self.token_ids += event.token_ids
                 self.accepted.update(piece.source for piece in event.pieces if piece.source)
             case StepNarrowed():
@@ -185,7 +186,7 @@ class Tally:
 
     @property
     def step_width(self) -> float:
-        """Mean number of tokens fed per step."""
+        """Mean number of tokens fed per step, of which plain decoding feeds one."""
         return ratio(self.fed, self.steps)
 
     @property

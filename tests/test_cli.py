@@ -197,6 +197,8 @@ def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
     }  # fmt: skip
     assert answer["seed"] is None
+    plain = ("generate", model_folder, "-p", "the cat", "-n", "3", "--ignore-eos", "--json")
+    assert lade(*plain, "--strategy", "autoregressive").json()["decode"]["step_width"] == 1.0
 
 
 def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:

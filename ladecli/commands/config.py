@@ -54,6 +54,12 @@ def lasting() -> dict[str, tuple[Setting, list[str]]]:
     return found
 
 
+def _given_each_time() -> set[str]:
+    """The names of the options that the config file cannot hold."""
+    every = (each for command in COMMANDS for each in settings_of(request_of(command)).values())
+    return {each.name for each in every if not each.lasting}
+
+
 def read() -> dict[str, dict[str, Any]]:
     """What the config file says: settings by key, for each command's first word; "" for all.
 
@@ -98,7 +104,9 @@ def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any
         if name not in known:
             names = [*known, *(() if command else map(_table, COMMANDS))]
             near = difflib.get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean {near[0]}?" if near else "lade config show lists all"
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+            if name in _given_each_time():
+                hint = f"--{name} is given with each call; delete the line"
             raise UsageError(f"{where} has an unknown key {written!r}; {hint}")
         key = known[name].key
         if key in found:

@@ -262,7 +262,8 @@ class InitRequest(Options):
 
 
 class ShowRequest(Options):
-    """Show what holds without flags: every setting, its value, and where that is from.
+    """Show what holds without flags: every setting of the config file, with its value and where
+    that is from.
 
     lade config init writes a config file, and lade config path says where it is.
     """
