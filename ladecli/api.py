@@ -71,7 +71,7 @@ class Model:
 
         Args:
             prompt: a text to continue, or the messages of a conversation.
-            max_new_tokens: None for as many as the context holds.
+            max_new_tokens: None for as many as the context holds, which may be thousands.
             strategy: lookahead, autoregressive, jacobi or prompt-lookup.
             lookahead: window, n-grams and guesses; None for the profile's.
             stop: a string that ends the answer, or several.
@@ -231,6 +231,8 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
     known = settings_of(_LoadRequest)
     for key in options.keys() - (known.keys() - {"model", "strategy", "color"}):
         raise ArgumentError(f"load() has no option {key!r}")
+    if isinstance(sources := options.get("sources"), list | tuple):
+        options["sources"] = ",".join(map(str, sources))
     try:
         typed = {key: known[key].typed(value) for key, value in options.items()}
     except UsageError as error:

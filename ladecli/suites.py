@@ -250,8 +250,9 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
             raise ValueError("a prompt is blank")
         return turns, start
     if not line.messages:
-        given = "messages" in line.model_fields_set
-        raise ValueError("'messages' is empty" if given else "it has no 'prompt'")
+        empty = "messages" in line.model_fields_set
+        wrong = "'messages' is empty" if empty else "it has no 'prompt', 'turns' or 'messages'"
+        raise ValueError(wrong)
     *earlier, last = line.messages
     for number, message in enumerate(earlier):
         if message.role == "user":

@@ -150,7 +150,7 @@ def test_a_template_has_the_variables_of_each_call(demo: Model, tmp_path: Path) 
         ({"budget": 2.5}, "budget must be a whole number, not 2.5"),
         ({"budget": True}, "budget must be a whole number, not True"),
         ({"max_context": "100"}, "max-context must be a whole number, not '100'"),
-        ({"sources": ["context"]}, "sources must be a text, not "),
+        ({"sources": 5}, "sources must be a text, not "),
         ({"device": torch.device("cpu")}, "device must be a text, not "),
         ({"adapter": 3}, "adapter must be a list of texts, not 3"),
         ({"offline": "no"}, "offline must be true or false, not 'no'"),
@@ -228,3 +228,9 @@ def test_a_session_keeps_what_it_learned_or_was_handed_over(demo: Model) -> None
     demo.session.start_over()
     known = decoded(draft_text=text)
     assert (known[0], known[1] < steps) == (text, True)
+    # An editor hands over version after version: the newest are known, even after a new start.
+    for version in range(12):
+        decoded(draft_text=f"{text * 150}# {version}")
+    demo.session.start_over()
+    assert len(demo.session.drafts.context.corpus) < 1 << 17
+    assert decoded()[1] < steps

@@ -409,6 +409,8 @@ SETTINGS = (
     ("/set temperature=0.75", "temperature  0.75"),
     ("/set temp 0.25", "temperature  0.25"),
     ("/set --stop END OF IT", "stop  END OF IT"),
+    ("/set -n 7", "max-new-tokens  7"),
+    ("/set sources all", "trajectory,context,recycled"),
     ("/set markdown off", "markdown  off"),
     ("/set ignore-eos yes", "ignore-eos  on"),
     ("/set max-new-tokens none", "max-new-tokens  until the context is full"),

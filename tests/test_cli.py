@@ -383,6 +383,7 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
 def test_no_prompt_at_a_terminal(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert "no prompt: give --prompt TEXT or --prompt-file FILE" in lade("generate").refused()
+    assert "give the prompt with --prompt" in lade("generate", "demo", "What is up?").refused()
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,7 @@ def _cells(
             NUMBERS[axis][0]: int(value) for axis, value in values.items() if axis in NUMBERS
         }
         if sources := values.get("sources"):
-            named = "+".join(SOURCES) if sources == "all" else sources
-            options["sources"] = named.replace("+", ",")
+            options["sources"] = sources
         try:
             settings = opening.settings_of(replace(request, **options), choice, greedy)
             windowed = [axis for axis in ("W", "N", "G") if axis in values]

@@ -298,6 +298,8 @@ def _refused(error: TyperException, arguments: list[str]) -> str:
         known = [name for name in COMMANDS if " " in name]
         near = difflib.get_close_matches(" ".join(arguments[:2]), known, n=1, cutoff=0.8)
         misspelt = near and "extra argument" in message  # for such a word is taken
+        if "extra argument" in message and arguments[:1] == ["generate"]:
+            return f"{message}; give the prompt with --prompt"
         return f"{message}; did you mean lade {near[0]}?" if misspelt else message
     setting = settings_of(request_of(str(where.info_name)))[parameter.name]
     origin = _origins(where).get(setting.key, "")

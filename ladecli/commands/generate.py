@@ -80,9 +80,13 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[Row]:
     """
     prompts = [_row(1, text, "--prompt") for text in texts]
     if not texts and not files:
+        no_prompt = "no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in"
         if sys.stdin is None or sys.stdin.isatty():
-            raise UsageError("no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in")
-        files = [STDIN]
+            raise UsageError(no_prompt)
+        piped = read_text(STDIN).removesuffix("\n")
+        if not piped.strip():
+            raise UsageError(f"{no_prompt}; standard input is empty")
+        return [_row(1, piped, display_name(STDIN))]
     for name in files:
         if name.endswith(".jsonl"):
             for line, row in read_rows(name).items():

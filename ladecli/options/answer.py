@@ -83,10 +83,10 @@ class PromptOptions(TemplateOptions):
     """Options that do not go together with --raw."""
 
     system: str | None = prompt_option(
-        "System message, for a chat template; the first line of a raw chat.", "-s"
+        "System message, for a chat template; in lade chat --raw the first line.", "-s"
     )
     raw: bool = prompt_option(
-        "No chat template: prompts as they are; in a chat all messages, one a line.", default=False
+        "No chat template: prompts as they are; conversations one message a line.", default=False
     )
 
     def _check(self) -> None:

@@ -101,7 +101,8 @@ class VerifyRequest(MeasureRequest):
     """
 
     chi_square: int | None = _measure(
-        "Draw this many answers, and test whether they are distributed as plain sampling's.",
+        "Draw this many answers to each prompt, and test whether they are distributed as plain"
+        " sampling's.",
         metavar="SAMPLES",
         least=1,
     )
@@ -203,6 +204,8 @@ class DoctorRequest(JsonOptions, TemplateOptions, DraftOptions, SessionOptions):
 
     With a model, or options as for chat: how that would be decoded, and whether it fits.
     """
+
+    model: str | None = model_argument("Hugging Face id or local folder to look at, too.")
 
 
 @dataclass(frozen=True, kw_only=True)

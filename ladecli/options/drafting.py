@@ -31,7 +31,7 @@ class DraftOptions(Options):
     guesses: int | None = decode_option("N-grams verified in a step (G).", "-G")
     budget: int | None = decode_option("Maximum number of tokens in a step.")
     sources: str | None = decode_option(
-        "Where drafts come from, comma-separated: trajectory, context, recycled."
+        "Where drafts come from, comma-separated: trajectory, context, recycled; or all."
         " trajectory alone is the paper's algorithm."
     )
 
@@ -102,5 +102,7 @@ class DraftOptions(Options):
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    """The items of a comma-separated list."""
-    return tuple(item.strip() for item in text.split(",") if item.strip())
+    """The sources that a text names: by commas, or as results do, by + and "all"."""
+    if text.strip() == "all":
+        return SOURCES
+    return tuple(item.strip() for item in text.replace("+", ",").split(",") if item.strip())

@@ -98,10 +98,10 @@ def known(name: str) -> Setting:
 
 def find_option(name: str) -> Setting:
     """The option of this name; UsageError if there is none."""
-    name = name.lstrip("-").replace("_", "-").lower()
+    letter, name = f"-{name.lstrip('-')}", name.lstrip("-").replace("_", "-").lower()
     name = ALIASES.get(name, name)
     for setting in settings_of(ChatRequest).values():
-        if setting.name == name:
+        if setting.name == name or setting.flag == letter:
             return setting
     hint = suggestion(name, LIVE) or f"one of {', '.join(LIVE)}"
     raise UsageError(f"there is no option {name!r}; {hint}")

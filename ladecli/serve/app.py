@@ -250,7 +250,7 @@ class _Desk:
             raise ending()
         if len(self.open) > self._most:
             seconds = str(min(max(math.ceil(self._worker.last), 1), 60))
-            message = f"{self._most} requests wait already; ask again after {seconds} s"
+            message = f"the queue of {self._most} is full; ask again after {seconds} s"
             refusal = Refused(429, message, code="queue_full")
             refusal.headers = {"Retry-After": seconds}
             self._worker.figures.refuse()

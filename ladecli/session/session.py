@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.bigrams import Bigrams
+from ..decoder.drafting.sources.context import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
@@ -155,6 +156,9 @@ class Session:
         if ids not in self._draft_texts:
             if lasting:
                 self._draft_texts.append(ids)
+                # Drafts know the newest texts alone; an editor hands over hundreds of versions.
+                while sum(map(len, self._draft_texts[1:])) > MAX_CORPUS:
+                    del self._draft_texts[0]
             else:
                 ids = ids[: self.decoder.max_context]
             self.drafts.learn_text(ids)
