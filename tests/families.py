@@ -37,7 +37,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_LONG_ROPE = {
+LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "short_factor": [1.0, 1.1, 1.2, 1.3],
@@ -96,7 +96,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_long": (
         "phi3",
         {
-            "rope_parameters": _LONG_ROPE,
+            "rope_parameters": LONG_ROPE,
             "original_max_position_embeddings": 40,
             "max_position_embeddings": 160,
         },

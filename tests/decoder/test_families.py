@@ -31,8 +31,18 @@ from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Strategy
 
-from ..decoding import PAPER, ids_of, run, steps_of, transformers_ids
-from ..families import LACKING, OWN, SLIDING, STOCK, VOCABULARY, model_of, new_model, prompt_for
+from ..decoding import PAPER, ids_of, reason_of, run, steps_of, transformers_ids
+from ..families import (
+    LACKING,
+    LONG_ROPE,
+    OWN,
+    SLIDING,
+    STOCK,
+    VOCABULARY,
+    model_of,
+    new_model,
+    prompt_for,
+)
 
 QWEN3_NEXT = {
     "head_dim": 8,
@@ -167,6 +177,26 @@ def test_a_known_answer_takes_few_steps_with_chains(family: str) -> None:
     events = decoded(decoder, prompt, 40, costs, store=store)
     assert ids_of(events) == expected
     assert len(steps_of(events)) < 40 / 3
+
+
+@pytest.mark.parametrize("family", ["falcon", "mpt"])
+def test_texts_end_where_a_forward_does_not_go_on(family: str) -> None:
+    """With one that knows no trees: at a change of rotary frequencies, or of its table's end."""
+    limit = 40
+    long = {"rope_parameters": LONG_ROPE, "max_position_embeddings": 160, "alibi": False}
+    changes: dict[str, Any] = long if family == "falcon" else {"max_seq_len": limit}
+    model, prompt = new_model(family, **changes), prompt_for(family)
+    decoder = load_decoder(model, join=False)
+    assert decoder.max_context == limit
+    new = limit - len(prompt)
+    expected = transformers_ids(model, prompt, new)
+    store = DraftStore()
+    store.learn_text([*prompt, *expected, *prompt])  # what drafts would go on with
+    for strategy in ("autoregressive", "lookahead"):
+        config = LookaheadConfig(budget=12, sources=WITHOUT_WINDOW)
+        events = run(decoder, prompt, strategy, config, limits=Limits(99), store=store)
+        assert (ids_of(events), reason_of(events)) == (expected, "context")
+        decoder.forget()
 
 
 def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:

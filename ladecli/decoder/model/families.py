@@ -204,7 +204,8 @@ def model_facts(config: Any) -> ModelFacts:
             f"config.json has {text.num_hidden_layers} layers: it is damaged; download it again"
         )
     boundary, longest = _rope_limits(text)
-    limits = [n for n in (getattr(text, "max_position_embeddings", None), longest) if n and n > 0]
+    made_for = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    limits = [n for n in (*made_for, longest) if n and n > 0]
     why_no_trees = no_trees(config)
     kinds = getattr(text, "layer_types", None)
     slides = kinds is None or "sliding_attention" in kinds

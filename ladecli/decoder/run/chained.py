@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State
 from ..tree import TokenTree
 from .executor import Executor, Fed
-from .runner import Runner
 
 MOST_FED_AGAIN = 16
 """Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
@@ -23,10 +21,6 @@ class Chained(Executor):
     Where a chain of drafts is not accepted whole, the cache is put back to where it was before the
     step, and the accepted tokens are fed again with the next one.
     """
-
-    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
-        # Such a model handles a change of rotary frequencies itself.
-        super().__init__(runner, replace(facts, rope_boundary=None), max_context, chunk)
 
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """See `Executor`."""
