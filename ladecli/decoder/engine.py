@@ -90,7 +90,8 @@ class Generation:
             # It is proposed again, if anything smaller is left to try.
             left = self.executor.narrow(found)
             self.reason = None if left else "memory"
-            return [StepNarrowed(left, chosen - began)] if 0 < left < found.width else []
+            told = found.memory and 0 < left < found.width
+            return [StepNarrowed(left, chosen - began)] if told else []
         # 5) Commit: tokens join the text up to one that ends it, the cache keeps their keys.
         # The last one is the next current token: its keys come then.
         count, self.reason = _end_of_text(found.tokens, self.limits, state)

@@ -163,6 +163,13 @@ class KVCache:
             sources = to_device(slots, tensor.device)
             tensor[..., first : first + len(slots), :] = tensor.index_select(2, sources)
 
+    @torch.inference_mode()
+    def wipe(self, count: int) -> None:
+        """Make zeros of the next `count` slots, which a step has written to: a masked NaN spreads
+        where steps read slots that are not committed."""
+        for tensor in self.tensors:
+            tensor[..., self.length : self.length + count, :].zero_()
+
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         self.length = min(self.length, length)

@@ -15,7 +15,8 @@ from functools import partial
 from typing import NamedTuple
 
 from .. import layout
-from ..errors import NoMemoryError
+from ..config import captured_width
+from ..errors import NaNLogitsError, NoMemoryError
 from ..events import PromptRead
 from ..faults import attempt, check_device
 from ..layout import NOTHING
@@ -37,12 +38,14 @@ class Fed(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """A forward came to nothing: memory did not suffice for it."""
+    """A forward came to nothing: for want of memory, or because a draft brought NaNs."""
 
     pending: int
     """Its committed tokens, the current one included if it was a step."""
     width: int = 1
     """Its other tokens and one more; 1 for a chunk of the prompt."""
+    memory: bool = True
+    """Whether it was for want of memory."""
 
 
 class Executor:
@@ -174,14 +177,22 @@ class Executor:
 
     def verify(self) -> StepResult | NoRoom:
         """Wait for the step, and walk down its tree as far as the model agrees."""
-        found = None if self._result is None else attempt(self._result)
+        pending, memory = self._layout.pending, True
+        width = len(self._layout.tokens) - pending + 1
+        try:
+            found = None if self._result is None else attempt(self._result)
+        except NaNLogitsError:
+            # Of one draft, in 16 bits; attention hands it on even to tokens that do not see it.
+            self.cache.wipe(captured_width(len(self._layout.tokens)))
+            if width == 1:
+                raise
+            found, memory = None, False
         if found is not None:
             return found
-        if not self.retries:
+        if memory and not self.retries:
             raise NoMemoryError
         self.cache.keep(())  # a model's own may hold the step already
-        pending = self._layout.pending
-        return NoRoom(pending, len(self._layout.tokens) - pending + 1)
+        return NoRoom(pending, width, memory)
 
     def narrow(self, short: NoRoom) -> int:
         """Let the larger part of a forward be half as large from now on.
@@ -192,9 +203,9 @@ class Executor:
         Raises:
             NoMemoryError: smaller forwards may not be tried.
         """
-        if not self.retries:
+        if short.memory and not self.retries:
             raise NoMemoryError
-        if short.pending > short.width:
+        if short.memory and short.pending > short.width:
             self._most_pending = short.pending // 2
         elif short.width > 1:
             self._widest = short.width // 2
