@@ -288,7 +288,7 @@ MISTAKES = {
     f"{A} -W many": "window must be a whole number, not 'many'",
     f"{A} --stop ''": "stop needs a text",
     f"{A} -W 9 -N 9 --budget 3": "budget 3 is smaller than",
-    f"{A} -t -1": "temperature must be finite and at least 0",
+    f"{A} -t -1": "temperature must be 0, or from 1e-15 to 1e+15",
     f"{A} --top-p 0": "top-p must be in (0, 1], not 0.0",
     f"{A} --draft-text x": "there is no draft text x; check the path",
     f"{A} --profile x": "unknown profile 'x'; known profiles: a100",

@@ -21,6 +21,9 @@ from ladecli.profiles import races, user
 from ladecli.specs.device import detect
 from ladecli.tune.measure import CURRENT, PLAIN, Curve, Outcome, Tuner, candidates, setting_of
 
+from .families import new_model
+from .tokenizers_here import byte_level
+
 PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
 COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
 CONFIG = LookaheadConfig(5, 3, 5, 20, ("context",))
@@ -225,6 +228,13 @@ def test_a_context_without_room_for_an_answer(lade: Any) -> None:
     told = lade(*QUICK, "--max-context", "40").refused()
     assert "no prompt can be answered: " in told
     assert user.names() == []
+
+
+def test_a_model_that_is_decoded_without_drafts(lade: Any, tmp_path: Path) -> None:
+    new_model("mamba").save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    told = lade("tune", str(tmp_path), *QUICK[2:])
+    assert (told.code, told.err.splitlines()[-1].endswith("no drafts to tune")) == (1, True)
 
 
 def test_where_no_profile_can_be_written_nothing_is_measured(lade: Any) -> None:

@@ -31,8 +31,9 @@ NEARLY_ALL = 0.6
 While the cache grows, the old tensors and the new ones exist together: grown from nearly all of
 them to all, they would take twice the memory.
 """
-MAX_PENALTY = 1e6
-"""A repetition penalty beyond which logits would leave what float32 can hold."""
+EXTREME = 1e15
+"""Temperatures and repetition penalties up to this, and from its inverse on, leave logits within
+what float32 can hold, both together."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Tokens that a captured step may have; wider ones have a multiple of the last."""
 MESSAGE_BYTES = 1 << 13
@@ -189,17 +190,20 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         # Written as `not (in range)` so that NaN is refused too.
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature must be finite and at least 0, not {self.temperature}")
+        if self.temperature != 0.0 and not 1.0 / EXTREME <= self.temperature <= EXTREME:
+            raise ConfigError(
+                f"temperature must be 0, or from {1.0 / EXTREME:g} to {EXTREME:g}, not"
+                f" {self.temperature}"
+            )
         if self.top_k < 0:
             raise ConfigError(f"top-k must be 0 (off) or more, not {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top-p must be in (0, 1], not {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min-p must be in [0, 1], not {self.min_p}")
-        if not 0.0 < self.repetition_penalty <= MAX_PENALTY:
+        if not 1.0 / EXTREME <= self.repetition_penalty <= EXTREME:
             raise ConfigError(
-                f"repetition-penalty must be above 0 and at most {MAX_PENALTY:,.0f}, not"
+                f"repetition-penalty must be from {1.0 / EXTREME:g} to {EXTREME:g}, not"
                 f" {self.repetition_penalty}"
             )
         if not 0 <= self.seed < 2**64:

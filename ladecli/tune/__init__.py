@@ -84,6 +84,10 @@ def run(request: TuneRequest) -> int:
     session = opening.open_session(request, terminal, template=request)
     from ..session.bigrams import bigrams_of
 
+    if session.decoder.runner.model.drafts == "none":
+        raise LadeError(
+            f"{session.loaded.name} is decoded one token at a time: there are no drafts to tune"
+        )
     try:
         template = request.template(session.has_template)
         dialogues = [

@@ -15,11 +15,11 @@ from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.step_cost import StepCost
 
 SAMPLING = {
-    "temperature": (-0.1, math.nan, math.inf),
+    "temperature": (-0.1, 1e-40, 1e39, math.nan, math.inf),
     "top_k": (-1,),
     "top_p": (0.0, 1.1, -1.0, math.nan),
     "min_p": (-0.1, 1.1, math.nan),
-    "repetition_penalty": (0.0, -1.0, 1e39, math.nan),
+    "repetition_penalty": (0.0, -1.0, 1e-40, 1e39, math.nan),
     "seed": (-1, 2**64),
 }
 LOOKAHEAD: dict[str, tuple[Any, ...]] = {
