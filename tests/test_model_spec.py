@@ -13,8 +13,9 @@ from ladecli.decoder.config import Limits
 from ladecli.specs.memory import ModelSpec
 from ladecli.specs.model_spec import empty_model, spec_of
 
+from .decoder.test_families import NO_TREES
 from .decoding import decoder_of, run
-from .families import FAMILIES, model_of
+from .families import FAMILIES, model_of, new_model
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 LINEAR = 2 * (4 * 64 * 64 + 3 * 64 * 128)
@@ -39,9 +40,23 @@ def test_sizes_are_those_of_the_model_and_its_cache(family: str) -> None:
     assert (found.weights, found.compute, found.value_bytes) == ("float32", "float32", 4)
     run(decoder, [3, 4, 5], limits=Limits(2))
     held = sum(tensor.nbytes for tensor in decoder.cache.tensors)
-    # Only some layers of Gemma 4 have heads as large as an estimate takes all of them to be.
-    share = 0.75 if family == "gemma4" else 1.0
-    assert held == share * decoder.cache.slots * found.cache_bytes
+    assert held == decoder.cache.slots * found.cache_bytes
+
+
+def held_by(cache: Any) -> int:
+    """Bytes of the tensors of a model's own cache."""
+    parts = [part for layer in cache.layers for part in vars(layer).values()]
+    return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
+
+
+@pytest.mark.parametrize("family", ["falcon", "qwen3_next", "jamba", "mamba", "lfm2"])
+def test_what_grows_with_the_text_in_a_models_own_cache(family: str) -> None:
+    """Layers with a recurrent state alone hold no keys, and some families have few heads of them
+    that they call by other names."""
+    model = new_model(family, **(NO_TREES[family][2] if family in NO_TREES else {}))
+    with torch.no_grad():
+        caches = [returned_cache(model(torch.tensor([[5] * count]))) for count in (20, 50)]
+    assert held_by(caches[1]) - held_by(caches[0]) == 30 * spec(model.config).cache_bytes
 
 
 def test_experts() -> None:

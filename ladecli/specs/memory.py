@@ -41,6 +41,8 @@ class ModelSpec:
     linear: float | None = None
     # Numbers that latent attention (DeepSeek) caches per token and layer; else None.
     latent: int | None = None
+    # Numbers that all layers cache of a token; None where all of them do, and have as many heads.
+    cached: float | None = None
 
     @property
     def value_bytes(self) -> int:
@@ -50,8 +52,8 @@ class ModelSpec:
     @property
     def cache_bytes(self) -> int:
         """Of the keys and values of one token."""
-        numbers = self.latent or 2 * self.kv_heads * self.head_size
-        return self.layers * numbers * self.value_bytes
+        alike = self.layers * (self.latent or 2 * self.kv_heads * self.head_size)
+        return int((alike if self.cached is None else self.cached) * self.value_bytes)
 
     def exactness(self, *, invariant: bool = False) -> str:
         """What can be claimed of a text under any strategy, in words; `invariant` is whether steps
@@ -80,6 +82,7 @@ class ModelSpec:
             weight_bytes=self.weight_bytes * held / self.parameters,
             heads=math.ceil(self.heads / ranks) if heads else self.heads,
             kv_heads=math.ceil(self.kv_heads / ranks) if heads else self.kv_heads,
+            cached=self.cached and self.cached / (ranks if heads and not self.latent else 1),
             inner=math.ceil(self.inner / ranks),
             linear=0.0,  # bitsandbytes cannot split its weights
         )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+from transformers import DynamicCache
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.pytorch_utils import Conv1D
 
@@ -66,13 +68,12 @@ def spec_of(
     total = sum(sizes.values())
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     linear, packed, twice = _packed(model, weights, everything)
-    # A recurrent model has no heads of attention.
-    heads = getattr(text, "num_attention_heads", None) or 1
+    heads = getattr(text, "num_attention_heads", None) or 1  # a recurrent model has none
     rank = getattr(text, "kv_lora_rank", None)
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None)
-    layers = getattr(text, "per_layer_config", None) or [text]
-    # Any file may hold any key: what counts is whether the family reads it.
-    fewer = hasattr(type(text)(), "num_key_value_heads")
+    kv_heads, latent = _key_heads(text, heads), rank + text.qk_rope_head_dim if rank else None
+    configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
+    widths = [getattr(each, "head_dim", None) or text.hidden_size // heads for each in configs]
     return ModelSpec(
         parameters=float(total),
         active=float(total - experts * (1.0 - _chosen(text))),
@@ -83,14 +84,38 @@ def spec_of(
         hidden=text.hidden_size,
         inner=max(inner) if isinstance(inner, list | tuple) else inner or 4 * text.hidden_size,
         heads=heads,
-        kv_heads=(text.num_key_value_heads if fewer else None) or heads,
-        head_size=max(getattr(layer, "head_dim", None) or 0 for layer in layers)
-        or text.hidden_size // heads,
+        kv_heads=kv_heads,
+        head_size=max(widths),
         vocabulary=text.vocab_size,
         # What is quantised already is not packed again.
         linear=float(linear) if given is None else 0.0,
-        latent=rank + text.qk_rope_head_dim if rank else None,
+        latent=latent,
+        cached=float(_cached(text, [latent or 2 * kv_heads * width for width in widths])),
     )
+
+
+def _key_heads(text: Any, heads: int) -> int:
+    """Heads of keys and values."""
+    # Any file may hold any key: what counts is whether the family reads it.
+    if hasattr(type(text)(), "num_key_value_heads"):
+        return text.num_key_value_heads or heads
+    if getattr(text, "new_decoder_architecture", False):  # Falcon's
+        return int(text.num_kv_heads)
+    return 1 if getattr(text, "multi_query", False) else heads
+
+
+def _cached(text: Any, sizes: Sequence[int]) -> int:
+    """Numbers that a model caches of one token, over all layers; of one with keys it is `sizes`."""
+    if not getattr(text, "num_attention_heads", None):
+        return 0
+    # Which layers keep what is told by the cache that transformers makes for the family.
+    layers, total = DynamicCache(config=text).layers, 0
+    for size, layer in zip_longest(sizes, layers[: len(sizes)]):
+        if layer is None or hasattr(layer, "get_mask_sizes"):  # others have a recurrent state alone
+            total += size
+        if "Indexed" in type(layer).__name__:
+            total += text.index_head_dim
+    return total
 
 
 def choose_dtype(
