@@ -153,7 +153,7 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     anew.
     """
     if isinstance(forward, OwnCacheModel):
-        return OwnCache()
+        return OwnCache(forward.returns_state)
     # A step's own tokens stand after the text.
     slots, first = max_context + GROWTH, 0
     shapes = forward.layer_shapes

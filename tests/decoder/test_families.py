@@ -216,6 +216,17 @@ def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
         assert ids_of(decoded(decoder, prompt, 20)) == expected
 
 
+@pytest.mark.parametrize("family", ["recurrent_gemma", "qwen3_next"])
+def test_others_may_use_the_model_between_turns(family: str) -> None:
+    model = new_model(family, **NO_TREES[family][2])
+    decoder, prompt = load_decoder(model, join=False), prompt_for(family)
+    expected = ids_of(run(decoder, prompt, limits=Limits(20)))
+    decoder.forget()
+    begun = ids_of(run(decoder, prompt, limits=Limits(9)))
+    transformers_ids(model, prompt[::-1], 5)
+    assert begun + ids_of(run(decoder, [*prompt, *begun], limits=Limits(11))) == expected
+
+
 @pytest.mark.parametrize("family", CHAINS)
 @pytest.mark.parametrize("call", [1, 2, 3, 6])
 def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call: int) -> None:

@@ -42,14 +42,18 @@ _LAYERS = {
 class OwnCache(KVCache):
     """A model's own cache.
 
+    Args:
+        lasts: whether it has all of a text's state: others that use the model leave it alone.
+
     Attributes:
         held: the cache as the model returned it; None for an empty one.
         text: the tokens in it, those of the step under way included.
         saved: `held` as it was before a step with drafts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lasts: bool = True) -> None:
         super().__init__(())
+        self.lasts = lasts
         self.held: Any = None
         self.text: list[int] = []
         self.saved: Any = None
@@ -73,13 +77,19 @@ class OwnCache(KVCache):
 
     def truncate(self, length: int) -> None:
         """Forget all tokens where there are more than `length`: a state cannot be cut."""
-        if length < len(self.text):
+        if length < len(self.text) or not self.lasts:
             self.held, self.text, self.saved = None, [], None
         super().truncate(len(self.text))
 
     def release(self) -> None:
         """Forget everything."""
         self.truncate(0)
+
+
+def _tensors_outside(model: Any) -> list[Tensor]:
+    """What modules hold beside parameters and buffers."""
+    held = (each for module in model.modules() for each in vars(module).values())
+    return [each for each in held if isinstance(each, Tensor)]
 
 
 def grows(held: Any) -> bool:
@@ -124,7 +134,7 @@ class OwnCacheModel:
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._multi_token = self._creates_cache = True
+        self._multi_token = self._creates_cache = self.returns_state = True
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
         expected = self._expected(text)
@@ -135,7 +145,11 @@ class OwnCacheModel:
         modes = itertools.product(several, (True, False))
         for multi_token, creates_cache in modes if self._name else ():
             self._multi_token, self._creates_cache = multi_token, creates_cache
+            before = _tensors_outside(model)
             if self._agrees(self._in_chunks, text, expected):
+                after = _tensors_outside(model)
+                # RecurrentGemma's state is in its modules, which others use, too.
+                self.returns_state = [*map(id, before)] == [*map(id, after)]
                 chains = multi_token and may_verify_chains(model.config)
                 if chains and self._agrees(self._with_drafts, text, expected):
                     self.drafts = "chains"
