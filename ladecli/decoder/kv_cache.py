@@ -12,7 +12,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .config import GROWTH, NEARLY_ALL
 from .faults import attempt
 from .transfer import to_device
 
-_PRIVATE = {"flags": mmap.MAP_PRIVATE} if sys.platform != "win32" else {}
+_PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE} if sys.platform != "win32" else {}
 """Pages of this process alone; Windows has no other."""
 
 
