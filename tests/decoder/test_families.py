@@ -335,6 +335,13 @@ def test_facts(family: str, name: str, values: tuple[int | None, ...]) -> None:
     assert (facts.family, found) == (name, values)
 
 
+def test_dynamic_frequencies_end_a_text_at_the_original_length() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 40
+    config = CONFIG_MAPPING["llama"](max_position_embeddings=80, rope_parameters=rope)
+    assert model_facts(config).context == 40
+
+
 def test_a_damaged_configuration_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="0 layers: it is damaged"):
         model_facts(CONFIG_MAPPING["llama"](num_hidden_layers=0))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import STRATEGIES, LookaheadConfig
+from ladecli.decoder.config import STRATEGIES, Limits, LookaheadConfig
 from ladecli.decoder.drafting.budget import (
     INITIAL_BALANCE,
     LOSS_PER_TOKEN,
@@ -20,6 +21,9 @@ from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
 from ladecli.decoder.strategy import Draft, Room, State, StepResult
+
+from ..decoding import decoder_of, ids_of, run
+from ..families import prompt_for
 
 ALL = ("trajectory", "context", "recycled")
 PAPER = ("trajectory",)
@@ -95,6 +99,22 @@ def test_drafts_keep_their_limits(
         if name == "lookahead":
             assert max(step.fed, draft.width) <= min(24, widest)
             assert not widths or draft.width in widths
+
+
+@pytest.mark.parametrize("family", ["phi3_long", "llama_dynamic", "gpt2"])
+def test_the_papers_guesses_end_where_positions_do(family: str) -> None:
+    """At the end of the context, and where rotary frequencies change."""
+    decoder, config = decoder_of(family), LookaheadConfig(2, 4, 8, sources=PAPER)
+    end = decoder.local.facts.rope_boundary or decoder.max_context
+    for before in range(2, 8):
+        prompt = [*islice(cycle(prompt_for(family)), end - before)]
+        expected = ids_of(run(decoder, prompt, limits=Limits(12)))
+        store, text = DraftStore(), [*prompt, *expected]
+        for start in range(len(prompt) - 1, len(text) - 3):
+            store.pool.add(text[start : start + 4], 8)
+        assert (
+            ids_of(run(decoder, prompt, "lookahead", config, None, Limits(12), store)) == expected
+        )
 
 
 def test_the_papers_pool_proposes_ngrams_of_the_window() -> None:
