@@ -159,6 +159,10 @@ def one_layer(name: str) -> Iterator[str]:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no type": (
+        stating(ADAPTER, peft_type=None),
+        "has a damaged adapter_config.json (no peft_type)",
+    ),
     "prompt tuning": (
         stating(ADAPTER, peft_type="PROMPT_TUNING", num_virtual_tokens=8, r=None),
         "is an adapter of the kind PROMPT_TUNING, which cannot be merged",

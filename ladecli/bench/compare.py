@@ -227,7 +227,7 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
         )
     raw = next((e["raw_ratio"] for e in found["contenders"] if e["contender"] == name), None)
     if raw and abs(raw - 1.0) > MARGIN:
-        yield f"the baseline itself, {name}, changed by {_percent(raw)}"
+        yield f"the baseline itself, {name}, changed by {_percent(raw)} in the median answer"
 
 
 def _document(found: Mapping[str, Any], title: str) -> Document:

@@ -161,14 +161,15 @@ def _tables(result: Result, overall: Sequence[Figures]) -> Iterator[Table]:
 
 def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
     """Every method on all prompts."""
-    over = f"speed-up: tokens per second over those of {_label(result.reference)}; ~ may be chance"
+    baseline = _label(result.reference or PLAIN)
+    over = f"speed-up: tokens per second over those of {baseline}; ~ may be chance"
     # The greatest weight is left out first on a narrow screen.
     columns = (
         _NAME,
         Column("speed-up", note=over),
         Column("95 %", weight=1, note="95 %: its bootstrap confidence interval"),
         Column("equal", weight=2, note="equal: answers equal to the baseline's"),
-        Column("tok/s", weight=3, note="tok/s, ms/step, p95, width: after the first step"),
+        Column("tok/s", weight=3, note="tok/s, median ms/step, p95, width: after the first step"),
         Column("tok/step", weight=4),
         Column("first ms", weight=5, note="first ms: median time to the first token"),
         Column("ms/step", weight=6),
@@ -234,7 +235,7 @@ def _time(result: Result) -> Table:
         rows.append((_label(each.method), _milliseconds(total), *shares, read))
     columns = (
         _NAME,
-        Column("ms/step"),
+        Column("mean ms/step"),
         *(Column(part, weight=n) for n, part in enumerate(parts)),
         Column("read per second", weight=len(parts)),
     )

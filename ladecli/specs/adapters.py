@@ -57,6 +57,8 @@ class Adapter:
         for name in ("base_model_name_or_path", "revision"):
             if not isinstance(self.stated.get(name) or "", str):
                 return f"has a damaged {hub.ADAPTER} ({name} is no text); download or copy it again"
+        if not self.stated.get("peft_type"):
+            return f"has a damaged {hub.ADAPTER} (no peft_type); download or copy it again"
         if "num_virtual_tokens" in self.stated:
             return f"is an adapter of the kind {self.kind}, which cannot be merged into a model"
         if (self.folder / "config.json").is_file():

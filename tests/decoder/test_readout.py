@@ -31,7 +31,6 @@ SETTINGS = [
     SAMPLED,
     SamplingConfig(temperature=1.0, top_k=20, seed=2, repetition_penalty=1.2),
     SamplingConfig(temperature=1.5, top_k=300, top_p=0.9, seed=4),
-    SamplingConfig(temperature=1.0, top_k=1000, top_p=0.5, seed=6),
     SamplingConfig(temperature=1.2, min_p=0.02, seed=5),
 ]
 DRAFTS = LookaheadConfig(sources=("context", "recycled"), budget=15, widths=(1, 8, 16))

@@ -203,6 +203,15 @@ def test_a_draw_from_a_shortlist_is_that_from_all_tokens(
         assert scale < 4.0 or bool(few.all())
 
 
+def test_a_wide_top_k_is_not_drawn_from_a_shortlist() -> None:
+    """Top-p counts shares of what top-k leaves, which is more than a shortlist holds."""
+    logits = random_logits(len(ASKED_STEP.outputs), 5000)
+    for seed in range(40):
+        config = SamplingConfig(temperature=1.0, top_k=1000, top_p=0.5, seed=seed)
+        noise = noise_at(seed, [len(BEFORE)], 5000)
+        assert read_out(logits, config).tokens[0].id == int(choose(logits[:1], config, noise))
+
+
 def test_sampled_text_has_the_models_distribution() -> None:
     """5,000 sampled transitions, many of them accepted drafts, against the direct ones."""
     tokens, draws = 6, 5_000
