@@ -69,21 +69,6 @@ class AsStated(GenerationConfig):  # type: ignore[misc]
     def validate(self, *_: Any, **__: Any) -> None:
         """Take all of it."""
 
-    @classmethod
-    def of_model(cls, source: str, config: Any, options: Mapping[str, Any]) -> Any:
-        """That of a model: of its file, or of its configuration.
-
-        Args:
-            source: a folder, or a name on the hub.
-            config: the model's configuration.
-            options: for what may ask the hub; with `gguf_file`, no other file counts.
-        """
-        if "gguf_file" not in options:
-            for file in ({}, {"config_file_name": "config.json", "_from_model_config": True}):
-                with contextlib.suppress(OSError):  # there is none
-                    return cls.from_pretrained(source, **file, **options)
-        return cls.from_model_config(config)
-
 
 def refused(config: Any) -> list[str]:
     """The fields that a call of `generate` must not have."""
@@ -295,15 +280,19 @@ class AnswerDefaults:
     @property
     def ignored(self) -> list[str]:
         """Settings of the generation config that are not applied."""
-        config = self.config
-        found = _asking(config, OTHER_WAYS) + stated(config)[1]
-        given = [name for name in ENDS if getattr(config, name) is not None]
-        wrong = [name for name in given if not _is_sensible_end(config, name)]
-        wrong += invalid_processors(self.model, self.vocabulary)
-        found += [f"{name} {getattr(config, name)!r}" for name in wrong]
-        if not all(_is_token(each, self.vocabulary) for each in _stated_stops(config)):
-            found.append(f"eos_token_id {config.eos_token_id!r}")
-        return sorted(found)
+        wrong = invalid_processors(self.model, self.vocabulary)
+        more = [f"{name} {getattr(self.config, name)!r}" for name in wrong]
+        return sorted(unapplied(self.config, self.vocabulary) + more)
+
+
+def unapplied(config: Any, vocabulary: int) -> list[str]:
+    """What of a generation config is not applied, as far as that shows without the model."""
+    given = [name for name in ENDS if getattr(config, name) is not None]
+    wrong = [name for name in given if not _is_sensible_end(config, name)]
+    if not all(_is_token(each, vocabulary) for each in _stated_stops(config)):
+        wrong.append("eos_token_id")
+    named = [f"{name} {getattr(config, name)!r}" for name in wrong]
+    return _asking(config, OTHER_WAYS) + stated(config)[1] + named
 
 
 def stop_ids_of(config: Any, tokenizer: Any, vocabulary: int) -> frozenset[int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,8 +26,8 @@ from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.release import apart
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
-from .errors import LoadError, UsageError, counted
-from .generation_config import AnswerDefaults, AsStated, stop_ids_of
+from .errors import LoadError, UsageError
+from .generation_config import AnswerDefaults, AsStated, stop_ids_of, unapplied
 from .options.model import ModelOptions, PlacementOptions
 from .specs import adapters, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
@@ -36,8 +35,6 @@ from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of, with_context
 from .specs.placement import Placement
-
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +215,23 @@ def check_weights(planned: PlannedModel) -> list[str]:
         return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
 
 
-def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int]]:
-    """The tokenizer of a model that is here, and the ids that its configs name as end tokens."""
-    tokenizer = _tokenizer(planned)
-    return tokenizer, stop_ids_of(_stated(planned), tokenizer, planned.spec.vocabulary)
+def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int], list[str]]:
+    """The tokenizer of a model that is here, the ids that its configs name as end tokens, and what
+    of its generation config is not applied."""
+    tokenizer, vocabulary = _tokenizer(planned), planned.spec.vocabulary
+    config = _stated(planned)
+    return tokenizer, stop_ids_of(config, tokenizer, vocabulary), unapplied(config, vocabulary)
 
 
 def _stated(planned: PlannedModel) -> Any:
-    return AsStated.of_model(planned.source, planned.config, planned.hub_options)
+    """A model's generation config: of its file, or of its configuration."""
+    source, asking, read = planned.source, planned.hub_options, AsStated.from_pretrained
+    if "gguf_file" in asking:
+        return AsStated.from_model_config(planned.config)
+    try:
+        return read(source, **asking)
+    except OSError:  # there is no such file
+        return read(source, config_file_name="config.json", _from_model_config=True, **asking)
 
 
 def load(
@@ -353,19 +359,8 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
             f"{name}: the weights are incomplete ({missing[0]}{more} missing or of another"
             f" shape{known}); download or copy them again"
         )
-    return model, [*_left_out(name, model, found["unexpected_keys"])]
-
-
-def _left_out(name: str, model: Any, unexpected: Iterable[str]) -> Iterator[str]:
-    """A line about weights of layers beyond those of the configuration: transformers leaves them
-    out, and the text of what is left means nothing."""
-    known = {_NUMBER.sub("N", each) for each, _ in model.named_parameters()}
-    if beyond := sorted(each for each in unexpected if _NUMBER.sub("N", each) in known):
-        more = f" and {counted(len(beyond) - 1, 'more weight')}" if len(beyond) > 1 else ""
-        yield (
-            f"{name}: weights of layers that config.json does not have are left out"
-            f" ({beyond[0]}{more}); check its num_hidden_layers"
-        )
+    weights = [each for each, _ in model.named_parameters()]
+    return model, [*model_files.left_out(name, weights, found["unexpected_keys"])]
 
 
 def _merged(model: Any, adapter: Adapter, base: str) -> Any:

@@ -108,7 +108,10 @@ def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
 
     if hub.folder_of(planned.source, planned.options.revision) is None:
         return  # it is still to be downloaded
-    tokenizer, stated = models.tokenizer_and_ends(planned)
+    tokenizer, stated, ignored = models.tokenizer_and_ends(planned)
+    if ignored:
+        value = f"not applied: {', '.join(ignored)}"
+        yield Finding("generation config", value, WARNING)
     choice, closing = request.template(bool(tokenizer.chat_template)), None
     try:
         if choice is not None:

@@ -6,21 +6,23 @@ import contextlib
 import json
 import math
 import os
+import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import LoadError, UsageError
+from ..errors import LoadError, UsageError, counted
 from ..files import decode, is_device, read
 
 GENERATION = "generation_config.json"
 GGUF = ".gguf"
 """The suffix of files that hold a whole model, and the first bytes of one in capitals."""
+_NUMBER = re.compile(r"\d+")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _JSON_FILES = (
     *("config.json", GENERATION, "tokenizer_config.json", "special_tokens_map.json"),
@@ -140,6 +142,24 @@ def check_config(name: str, folder: Path) -> None:
             raise LoadError(config.fault)
     if config.other_purpose:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
+
+
+def left_out(name: str, known: Iterable[str], unexpected: Iterable[str]) -> Iterator[str]:
+    """A line about weights of layers beyond those of the configuration: transformers leaves them
+    out, and the text of what is left means nothing.
+
+    Args:
+        name: of the model.
+        known: names of its weights.
+        unexpected: names of weights in its files that it does not have.
+    """
+    alike = {_NUMBER.sub("N", each) for each in known}
+    if beyond := sorted(each for each in unexpected if _NUMBER.sub("N", each) in alike):
+        more = f" and {counted(len(beyond) - 1, 'more weight')}" if len(beyond) > 1 else ""
+        yield (
+            f"{name}: weights of layers that config.json does not have are left out"
+            f" ({beyond[0]}{more}); check its num_hidden_layers"
+        )
 
 
 def check_gguf(name: str, path: Path) -> None:
