@@ -211,6 +211,11 @@ class Tally:
         return self.reason in ("length", "context", "time")
 
     @property
+    def ended_well(self) -> bool:
+        """Whether it is all that was asked for: neither interrupted nor out of memory."""
+        return self.cut or self.reason in ("eos", "stop")
+
+    @property
     def out_of_memory(self) -> str | None:
         """What to say of memory below the answer; None if there was enough."""
         if self.reason == "memory":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .config import Limits
 from .errors import ConfigError
 from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, StepTimes, Token
-from .run.executor import Executor, Fed, NoRoom
+from .run.executor import Executor, Fed, TooWide
 from .sampling import Sampler
 from .strategy import State, Strategy
 
@@ -86,7 +86,7 @@ class Generation:
         # 4) Verify: walk down the tree as far as the model agrees.
         found = self.executor.verify()
         chosen = _clock()
-        if isinstance(found, NoRoom):
+        if isinstance(found, TooWide):
             # It is proposed again, if anything smaller is left to try.
             left = self.executor.narrow(found)
             self.reason = None if left else "memory"

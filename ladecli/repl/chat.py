@@ -262,7 +262,7 @@ class Chat:
             lines.append(memory or "")
         if tally.unanswered:
             lines.append("it ended inside its reasoning, before an answer")
-        elif not tally.text.strip() and (tally.cut or tally.reason in ("eos", "stop")):
+        elif not tally.text.strip() and tally.ended_well:
             lines.append("the reply is empty")
         if repeats(tally.text or tally.reasoning):
             draw = "temperature 0.7 or " if reply.settings.sampling.greedy else ""

@@ -169,7 +169,7 @@ class Worker:
         yield self._part(held, hidden)
         if tally.reason == "memory":
             raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
-        if not tally.cut and tally.reason not in ("eos", "stop"):
+        if not tally.ended_well:
             raise ending()
         # In OpenAI's words.
         yield Part(finish="length" if tally.cut else "stop", ends=_ends(tally, settings))

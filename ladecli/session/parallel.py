@@ -217,7 +217,10 @@ def check_number(request: RankedOptions, place: Place) -> list[str]:
             f" {counted(cores, 'core')} and not as many GPUs; use at most {most}"
         )
     shared = "the processor" if kind == "cpu" else "one GPU"
-    line = f"{place.local_size} ranks share {shared}: good for trying it out, not for speed"
+    line = (
+        f"{place.local_size} ranks share {shared}: good for trying it out, not for speed; what is"
+        " shown is over plain steps of these ranks, which share it, too"
+    )
     return [line] if place.local_size > 1 else []
 
 

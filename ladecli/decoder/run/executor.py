@@ -37,8 +37,8 @@ class Fed(NamedTuple):
     width: int  # tokens that this process feeds
 
 
-class NoRoom(NamedTuple):
-    """A forward came to nothing: for want of memory, or because a draft brought NaNs."""
+class TooWide(NamedTuple):
+    """A forward that came to nothing: memory ran out, or a draft brought NaNs."""
 
     pending: int
     """Its committed tokens, the current one included if it was a step."""
@@ -128,7 +128,7 @@ class Executor:
             end = min(start + self._most_pending, starts[0] if starts else total)
             chunk = layout.build_chunk(state.tokens[start:end], start, anchor)
             if attempt(self.runner.run, chunk) is None:
-                if not self.narrow(NoRoom(end - start)):
+                if not self.narrow(TooWide(end - start)):
                     for _ in starts:
                         self._sync()
                     self._has_read = False
@@ -175,7 +175,7 @@ class Executor:
             self._layout, self._result = NOTHING, None
         return Fed(draft, len(self._layout.tokens))
 
-    def verify(self) -> StepResult | NoRoom:
+    def verify(self) -> StepResult | TooWide:
         """Wait for the step, and walk down its tree as far as the model agrees."""
         pending, memory = self._layout.pending, True
         width = len(self._layout.tokens) - pending + 1
@@ -192,9 +192,9 @@ class Executor:
         if memory and not self.retries:
             raise NoMemoryError
         self.cache.keep(())  # a model's own may hold the step already
-        return NoRoom(pending, width, memory)
+        return TooWide(pending, width, memory)
 
-    def narrow(self, short: NoRoom) -> int:
+    def narrow(self, short: TooWide) -> int:
         """Let the larger part of a forward be half as large from now on.
 
         Returns:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError, DecoderError, RankError
 from ...sampling import Sampler
 from ...strategy import Draft, Room, State, StepResult
-from ..executor import Executor, Fed, NoRoom, Stopped
+from ..executor import Executor, Fed, Stopped, TooWide
 from .partition import Share, partition
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Ranks(Executor):
         problem = "was given another prompt or other settings than rank 0"
         self.cache.truncate(min(self._exchange(self.cache.length, fingerprint, problem)))
 
-    def verify(self) -> StepResult | NoRoom:
+    def verify(self) -> StepResult | TooWide:
         """See `Executor`: what all ranks found, or that memory ran out on one of them."""
         mine = super().verify()
         draft = self._draft
@@ -76,7 +76,7 @@ class Ranks(Executor):
         tried = [draft.successors, tree.tokens, tree.parents, window]
         results = self._exchange(mine, tried, "drafted other tokens than rank 0")
         for result in results:
-            if isinstance(result, NoRoom):
+            if isinstance(result, TooWide):
                 return result
         return self._merged(results)
 
