@@ -26,14 +26,14 @@ from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.release import apart
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
-from .errors import LoadError, UsageError
+from .errors import LoadError
 from .generation_config import AnswerDefaults, AsStated, stop_ids_of, unapplied
 from .options.model import ModelOptions, PlacementOptions
 from .specs import adapters, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
-from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of, with_context
+from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 from .specs.placement import Placement
 
 
@@ -52,7 +52,6 @@ class PlannedModel:
     part: ModelSpec  # what this process holds: less where ranks share the model
     notices: tuple[str, ...] = ()
     hub_options: dict[str, Any] = field(default_factory=dict)  # for calls that may ask the hub
-    made_for: int | None = None  # tokens of context that it was made for, where stretched
 
     @property
     def device(self) -> Device:
@@ -162,30 +161,6 @@ def _read_config(
     if gguf and device.kind != "cpu":
         config.dtype = torch.bfloat16  # the file's own weights have fewer bits
     return config, asking
-
-
-def extend_context(planned: PlannedModel, context: int) -> PlannedModel:
-    """The same model with room for `context` tokens, more than it was made for: what do those cost?
-
-    Raises:
-        UsageError: its positions are a table, or their meaning depends on the length of a text.
-    """
-    made_for = planned.facts.context
-    if context <= made_for:
-        return planned
-    config = with_context(planned.config, context)
-    if config is None:
-        raise UsageError(
-            f"{planned.name} has positions for {made_for:,} tokens, and {context:,} are wanted;"
-            " give shorter lengths"
-        )
-    notice = (
-        f"{planned.name} was made for {made_for:,} tokens: after them figures show what steps"
-        " cost, and the text means nothing"
-    )
-    notices = (*planned.notices, notice)
-    facts = model_facts(config)
-    return replace(planned, config=config, facts=facts, notices=notices, made_for=made_for)
 
 
 def check_weights(planned: PlannedModel) -> list[str]:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 import ladecli
 from ladecli import models
 from ladecli.decoder.config import SamplingConfig
-from ladecli.errors import UsageError
 from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.specs import memory
 from ladecli.specs.device import Device, detect
@@ -202,27 +201,6 @@ def test_soft_caps_are_computed_by_every_version(tmp_path: Path) -> None:
     new_model("gemma2", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     assert ladecli.load(str(tmp_path)).notices == ()
-
-
-def test_a_model_is_stretched_to_see_what_long_texts_cost() -> None:
-    whole = models.plan("demo")
-    assert models.extend_context(whole, 2048) is whole
-    planned = models.extend_context(whole, 4096)
-    assert (planned.facts.context, planned.made_for) == (4096, 2048)
-    assert "was made for 2,048 tokens" in planned.notices[-1]
-    loaded = models.load(planned)
-    ids = torch.arange(3000)[None] % 4096
-    assert bool(loaded.model(ids, logits_to_keep=1).logits.isfinite().all())
-    # Positions that it was made for mean what they meant.
-    short = loaded.model(ids[:, :100]).logits
-    assert torch.allclose(short, models.load(models.plan("demo")).model(ids[:, :100]).logits)
-
-
-def test_positions_that_cannot_be_stretched(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    planned = models.plan(demo_with(tmp_path / "dynamic", rope_parameters=rope))
-    with pytest.raises(UsageError, match=r"has positions for 2,048 tokens, and 4,096 are wanted"):
-        models.extend_context(planned, 4096)
 
 
 def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:

@@ -57,9 +57,7 @@ def run(request: BenchRequest) -> int:
     prompts = None
     if "context" not in swept:
         prompts = suites.load(request.prompts, offline=request.offline)
-    longest = max(map(int, swept.get("context", ())), default=0)
-    context = longest + request.new_tokens if longest else 0
-    with opening.open_with_ranks(request, terminal, min_context=context) as session:
+    with opening.open_with_ranks(request, terminal) as session:
         with ctrl_c() as cancelled:
             result = _measure(request, session, swept, prompts, terminal, cancelled)
         if result is None:

@@ -133,12 +133,6 @@ def _caveats(result: Result) -> Iterator[str]:
         )
     if asked.sampled and any(each.foreign for each in result.methods):
         yield "transformers draws other random numbers: its answers were not compared."
-    made_for = result.model.made_for
-    if any(run.prompt_tokens + run.tokens > made_for > 0 for run in result.runs):
-        yield (
-            f"The model was made for {made_for:,} tokens: after them its text is meaningless,"
-            " and so are tokens per step."
-        )
 
 
 def _tables(result: Result, overall: Sequence[Figures]) -> Iterator[Table]:

@@ -96,7 +96,7 @@ class MeasuredModel:
             weight_bytes=shape.weight_bytes,
             cache_bytes=shape.cache_bytes,
             context=session.decoder.max_context,
-            made_for=loaded.made_for or session.decoder.facts.context,
+            made_for=session.decoder.facts.context,
             attention=session.setup.attention.name,
             captured=session.decoder.runner.captures,
         )

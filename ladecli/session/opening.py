@@ -38,7 +38,6 @@ def open_session(
     drafts: DraftOptions | None = None,
     template: TemplateOptions | None = None,
     *,
-    min_context: int = 0,
     bars: bool = False,
 ) -> Session:
     """Open a session of one process.
@@ -48,7 +47,6 @@ def open_session(
         terminal: where progress and notices are shown.
         drafts: how they are made; as the profile has it by default.
         template: of all prompts, if they have one: refused early where it is broken.
-        min_context: tokens of context that there must be, whatever the model was made for.
         bars: whether a download shows its progress where nothing else does.
 
     Raises:
@@ -57,20 +55,18 @@ def open_session(
     with terminal.progress(f"starting {options.name}"):
         check(options, template)
         _import_libraries()
-    return _plan(options, drafts or DraftOptions(), terminal, min_context, bars=bars)(None)
+    return _plan(options, drafts or DraftOptions(), terminal, bars=bars)(None)
 
 
 @contextlib.contextmanager
-def open_with_ranks(
-    request: RankedOptions, terminal: Terminal, *, min_context: int = 0
-) -> Iterator[Session]:
+def open_with_ranks(request: RankedOptions, terminal: Terminal) -> Iterator[Session]:
     """Open a session with as many ranks as were asked for, which end with it.
 
     Arguments and errors as for `open_session`; RankError if ranks do not find each other.
     """
     place = find_place(request)  # what ranks cannot do has nothing to do with this machine
     if place.size == 1:
-        yield open_session(request, terminal, request, request, min_context=min_context)
+        yield open_session(request, terminal, request, request)
         return
     from . import parallel
 
@@ -82,7 +78,7 @@ def open_with_ranks(
             own = assign_device(request, place)
             _import_libraries()
         # What is wrong with the request is reported before other ranks are waited for.
-        load = plan_rank(own, place.local_size, terminal, min_context)
+        load = plan_rank(own, place.local_size, terminal)
         terminal.say(*notices)
         with terminal.progress("starting the other ranks"):
             parallel.connect(ranks, own)
@@ -93,19 +89,17 @@ def plan_rank(
     request: RankedOptions,
     local_size: int,
     terminal: Terminal = _SILENT,
-    min_context: int = 0,
 ) -> Loader:
     """Plan the session of one of several ranks, of which `local_size` share this machine; what is
     returned loads it."""
     _import_libraries()
-    return _plan(request, request, terminal, min_context, request.split, local_size)
+    return _plan(request, request, terminal, request.split, local_size)
 
 
 def _plan(
     options: SessionOptions,
     drafts: DraftOptions,
     terminal: Terminal,
-    min_context: int,
     split: int = 1,
     local_size: int | None = None,
     bars: bool = False,
@@ -129,11 +123,9 @@ def _plan(
         from .session import Session
 
         began = time.perf_counter()
-        context = ranks.broadcast(min_context) if ranks else min_context  # the leader's holds
-        stretched = models.extend_context(planned, context)
         with _loading(terminal, planned.parts.base):
-            setup = decide(options, drafts, stretched, ranks, local_size or 1)
-            loaded = models.load(stretched, working_memory=setup.working_memory, progress=bars)
+            setup = decide(options, drafts, planned, ranks, local_size or 1)
+            loaded = models.load(planned, working_memory=setup.working_memory, progress=bars)
             if ranks:
                 parallel.compare_loaded(loaded, ranks)
             session = Session(loaded, setup)

@@ -144,20 +144,6 @@ def choose_dtype(
     )
 
 
-def with_context(config: Any, context: int) -> Any | None:
-    """A configuration with room for more tokens than it was made for; None where its positions are
-    a table, or their meaning depends on the length of a text."""
-    config = copy.deepcopy(config)
-    text = config.get_text_config(decoder=True)
-    parameters = getattr(text, "rope_parameters", None) or {}
-    # One set of parameters, or one for each kind of layer.
-    ropes = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
-    if any(rope.get("rope_type") not in ("default", "linear", "llama3") for rope in ropes):
-        return None
-    text.max_position_embeddings = context
-    return config
-
-
 def make_fp8_plain(device: Device, config: Any) -> str | None:
     """Have weights in FP8 made plain where the device cannot multiply them; returns a notice.
 

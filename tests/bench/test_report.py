@@ -124,7 +124,6 @@ def test_answers_that_differ_are_in_the_headline() -> None:
         (result(rows=4), "too narrow"),
         (slower_at_the_end(), "not steady"),
         (result(failures=(Failure("jacobi", "row-1", "KeyError"),)), "Failed: jacobi"),
-        (contexts(), "made for 2,048 tokens"),
     ],
 )
 def test_caveats(made: Result, words: str) -> None:
