@@ -156,13 +156,6 @@ def test_where_more_gpus_stop_paying(lade: Any) -> None:
     assert packed["best"] == packed["baseline"]
 
 
-def test_a_well_known_name_needs_no_files(lade: Any) -> None:
-    for name, helps in (("llama-2-7b", True), ("7B", True), ("7", True), ("owner/unknown", False)):
-        result = lade("plan", *A100, name)
-        assert result.code != 0
-        assert (f"--model-size {name}" in result.err) == helps
-
-
 def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use_devices(monkeypatch, Device("cuda", "cuda:0", "H200", int(150e9)))
     found = planned(lade)["gpu"]
@@ -178,28 +171,21 @@ def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("demo",), ("demo", "bfloat16")),  # as it is stored
-        (("demo", "--dtype", "float16"), ("demo", "float16")),
+        ((), ("llama-2-7b", "bfloat16")),
+        (("--model-size", "llama-2-7b", "--dtype", "float16"), ("llama-2-7b", "float16")),
         (("--model-size", "13B", "--dtype", "float32"), ("llama-2-13b", "float32")),
         (("--model-size", "7", "--quantize", "8bit"), ("llama-2-7b", "int8")),
-        ((), ("llama-2-7b", "bfloat16")),
     ],
 )
 def test_models(
-    lade: Any,
-    options: tuple[str, ...],
-    expected: tuple[str, str],
-    model_folder: str,
-    monkeypatch: pytest.MonkeyPatch,
+    lade: Any, options: tuple[str, ...], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LADE_MODEL", "demo")  # what is planned is not loaded
     found = planned(lade, *A100, *options)
     assert (found["model"]["name"], found["model"]["weights"]) == expected
-    assert ("no model was named" in found["assumptions"][0]) == (options == ())
-    if "--model-size" in options:
-        assert f"--model-size {options[1]} is read as {expected[0]}" in found["assumptions"]
-    monkeypatch.setenv("LADE_MODEL", model_folder)  # which what is typed comes before
-    name = planned(lade, *A100, *options)["model"]["name"]
-    assert name == (expected[0] if options else model_folder)
+    size = options[1] if options else "7b"
+    assert f"--model-size {size} is read as {expected[0]}" in found["assumptions"]
+    assert "llama-2-7b" in lade("plan", *A100, "--model-size", "owner/unknown").refused()
 
 
 def test_a_page_begins_with_the_verdict_and_fits(lade: Any, wide_screen: Any) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -20,9 +20,8 @@ from rich.console import Console
 
 from .. import profiles
 from ..decoder.config import MESSAGE_BYTES
-from ..errors import LoadError, UsageError, counted
+from ..errors import UsageError, counted
 from ..options.commands import PlanRequest
-from ..options.model import PlacementOptions
 from ..profiles import Profile, Rates, user
 from ..profiles.derive import HOST, LAUNCH, READING, step_seconds
 from ..profiles.recognise import recognise
@@ -61,7 +60,6 @@ def run(request: PlanRequest) -> int:
 
     Raises:
         UsageError: an option is unknown, or the model fits on no such GPUs.
-        LoadError, UnsupportedModelError: the model's configuration cannot be read or decoded.
     """
     terminal = Terminal(request.color)
     found = estimate(request, terminal)
@@ -77,7 +75,8 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
     gpu, size = find_gpu(request.gpu, terminal)
     assert gpu.hardware is not None  # `find_gpu` leaves others out
     links = catalogue.find_links(gpu.name, request.link, request.per_node, request.counts[-1])
-    model, spec, notes = find_model(request, gpu.hardware.half, terminal)
+    dtype = gpu.hardware.half if request.dtype == "auto" else request.dtype
+    model, spec = catalogue.find_model(request.model_size, dtype, request.quantize)
     rates = gpu.hardware.rates_for(spec.compute)
     budget = request.drafts.lookahead(profiles.choose(gpu, spec).lookahead).step_limit
     usable = math.inf if size is None else memory.usable(size)
@@ -117,7 +116,8 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
         "modes": {mode: {"rows": of, **_verdict(mode, of)} for mode, of in rows.items()},
         "best": {key: best[key] for key in keys},
     }
-    return {**found, "assumptions": [*notes, *_assumptions(found)]}
+    named = [f"--model-size {request.model_size} is read as {model}"]
+    return {**found, "assumptions": [*named, *_assumptions(found)]}
 
 
 def _verdict(mode: str, rows: list[Row]) -> dict[str, Any]:
@@ -240,40 +240,6 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
     if profile is None:
         raise UsageError(f"unknown GPU {name!r}; --gpu takes {kinds}")
     return profile, size or min(profile.memory, default=None)
-
-
-def find_model(
-    request: PlanRequest, half: str, terminal: Terminal
-) -> tuple[str, ModelSpec, tuple[str, ...]]:
-    """Name, shape and notices of the model as a GPU would hold it; no weights are read.
-
-    `half` is the GPU's 16-bit type.
-    """
-    auto = request.dtype == "auto"
-    if request.model is None or request.model_size is not None:
-        size = request.model_size or catalogue.USUAL_SIZE
-        name, shape = catalogue.find_model(size, half if auto else request.dtype, request.quantize)
-        notes = [f"--model-size {size} is read as {name}"] if name != size else []
-        if request.model_size is None:
-            notes = [f"no model was named: {name} stands for one of {size}"]
-        return name, shape, tuple(notes)
-    with terminal.progress(f"looking at {request.model}"):
-        from .. import models
-
-        # By itself a CPU would take float32, and a GPU takes the type that is stored.
-        place = PlacementOptions(device="cpu")
-        options = replace(request, dtype="bfloat16" if auto else request.dtype)
-        try:
-            planned = models.plan(request.model, options, place)
-        except LoadError as error:
-            if not catalogue.knows(request.model):
-                raise
-            raise UsageError(f"{error}; --model-size {request.model} needs no files") from error
-        stored = str(planned.config.get_text_config(decoder=True).dtype).rpartition(".")[2]
-        if auto and stored != "bfloat16":
-            dtype = stored if stored in FULL else "float32"
-            planned = models.plan(request.model, replace(options, dtype=dtype), place)
-    return request.model, planned.spec, planned.notices
 
 
 # The estimates.

@@ -23,8 +23,10 @@ from .model import (
     ModelOptions,
     SessionOptions,
     StepOptions,
+    dtype_option,
     model_argument,
     model_option,
+    quantize_option,
 )
 
 MEASURED_TOKENS = 128
@@ -126,15 +128,12 @@ class TuneRequest(JsonOptions, QuietOptions, TemplateOptions, SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest(JsonOptions, ModelOptions):
+class PlanRequest(JsonOptions):
     """Estimate what more GPUs would bring, and say when they stop paying.
 
     By a cost model: nothing is measured or loaded, and the GPUs need not be here.
     """
 
-    model: str | None = model_argument(
-        "Hugging Face id or local folder, of which the configuration is read; default: Llama-2-7B."
-    )
     gpus: int | None = _plan(
         "Number of GPUs that there are; the table has 1 to 8 at least.",
         metavar="N",
@@ -145,9 +144,9 @@ class PlanRequest(JsonOptions, ModelOptions):
         "Kind of GPU, such as a100 (lade profiles lists them); default: the one here.",
         metavar="NAME",
     )
-    model_size: str | None = _plan(
-        "7b, 70b, llama-3-8b and the like, in place of MODEL.", metavar="SIZE"
-    )
+    model_size: str = _plan("7b, 70b, llama-3-8b and the like.", default="7b", metavar="SIZE")
+    dtype: str = dtype_option()
+    quantize: str = quantize_option()
     context: int = _plan(
         "Context length to assume.", default=1024, metavar="TOKENS", least=1, most=10_000_000
     )
@@ -170,8 +169,6 @@ class PlanRequest(JsonOptions, ModelOptions):
         self.drafts._check()
         if self.budget == 1:
             raise UsageError("budget 1 is plain decoding, which is estimated anyway; use 2 or more")
-        if self.model_size is not None and self.origins.get("model") == "argument":
-            raise UsageError(f"{self.model} has a size of its own; leave --model-size out")
         if self.gpus and self.nodes and self.gpus > self.nodes * self.per_node:
             raise UsageError(
                 f"{self.gpus} GPUs cannot be spread over {self.nodes} nodes; change --nodes or"

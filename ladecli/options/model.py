@@ -11,6 +11,18 @@ from .declare import Options, option
 
 model_option = partial(option, "Model")
 model_argument = partial(model_option, metavar="MODEL", argument=True)
+dtype_option = partial(
+    model_option,
+    "auto, float32, float16 or bfloat16.",
+    default="auto",
+    choices=("auto", "float32", "float16", "bfloat16"),
+)
+quantize_option = partial(
+    model_option,
+    "none, 4bit or 8bit (by bitsandbytes; 8bit on a CPU is lade's own).",
+    default="none",
+    choices=("none", "4bit", "8bit"),
+)
 LEAST_CONTEXT = 16
 """Tokens of prompt and answer; in fewer, no chat template has room for a question."""
 
@@ -22,16 +34,8 @@ class ModelOptions(Options):
     model: str | None = model_argument(
         "Hugging Face id or local folder; default: the bundled demo model."
     )
-    dtype: str = model_option(
-        "auto, float32, float16 or bfloat16.",
-        default="auto",
-        choices=("auto", "float32", "float16", "bfloat16"),
-    )
-    quantize: str = model_option(
-        "none, 4bit or 8bit (by bitsandbytes; 8bit on a CPU is lade's own).",
-        default="none",
-        choices=("none", "4bit", "8bit"),
-    )
+    dtype: str = dtype_option()
+    quantize: str = quantize_option()
     adapter: list[str] | None = model_option(
         "LoRA adapter to merge into MODEL, a folder or a hub id; can be repeated.",
         metavar="NAME",

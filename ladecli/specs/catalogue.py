@@ -31,20 +31,10 @@ def data() -> dict[str, Any]:
     return parse_toml(text)
 
 
-def knows(size: str) -> bool:
-    """Whether `find_model` finds it."""
-    return _name(size) in data()["models"]
-
-
-def _name(size: str) -> str:
-    """What a size or a name is called in the catalogue, if it is there."""
-    word, sizes = size.strip().lower(), data()["sizes"]
-    return str(sizes.get(word) or sizes.get(f"{word}b", word))
-
-
 def find_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
     """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b")."""
-    models, sizes, name = data()["models"], data()["sizes"], _name(size)
+    models, sizes, word = data()["models"], data()["sizes"], size.strip().lower()
+    name = str(sizes.get(word) or sizes.get(f"{word}b", word))
     if name not in models:
         raise UsageError(
             f"unknown model size {size!r}; known: {', '.join(sizes)}, and {', '.join(models)}"
