@@ -351,7 +351,6 @@ MISTAKES = {
     "plan --gpu 'A100 MIG 1g.5gb'": "unknown GPU",
     "plan": "no GPU is here to plan for; name one by --gpu",
     f"{PLAN} --model-size 9b": "unknown model size '9b'; known: 0.5b, 1b,",
-    f"{ON_7B} demo": "leave --model-size out",
     f"{PLAN} --link token": "unknown link 'token'; use nvlink, pcie, infiniband,",
     f"{PLAN} --link nan": "unknown link 'nan'",
     f"{PLAN} --nodes 2 --link 300,25,1": "unknown link '1'",

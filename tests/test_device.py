@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,14 @@ def with_gpus(patch: pytest.MonkeyPatch, *names: str) -> None:
     patch.setattr(torch.cuda, "memory_reserved", lambda _: 5 * GIB)
     patch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * GIB)
     patch.setattr(torch.version, "cuda", "13.0")
+
+
+def put_groups(folder: Path, own: str, files: dict[str, str]) -> None:
+    """Let this process have cgroups."""
+    groups = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/self/cgroup": f"0::{own}", **groups}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
 
 
 def test_this_very_machine() -> None:
@@ -127,18 +136,48 @@ def test_devices_that_are_not_here(
                              "user.slice/job/memory.max": f"{6 * GIB}",
                              "user.slice/job/memory.current": f"{GIB}"}, 2, 1),
         ("/docker/of/the/host", {"memory.max": f"{GIB}", "memory.current": f"{2 * GIB}"}, 1, 0),
+        ("/\n7:cpu,cpuacct:/\n4:memory:/docker/1", {
+            "memory/docker/1/memory.limit_in_bytes": f"{3 * GIB}",
+            "memory/docker/1/memory.usage_in_bytes": f"{2 * GIB}",
+            "memory/docker/1/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}",
+        }, 3, 2),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("patch")
 def test_a_group_may_have_less_than_the_machine(
     tmp_path: Path, own: str, files: dict[str, str], total: int, free: int
 ) -> None:
-    groups = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    for name, text in {"proc/self/cgroup": f"0::{own}", **groups}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
+    put_groups(tmp_path, own, files)
     found = detect()
     assert (found.memory, free_memory(found)) == (total * GIB, free * GIB)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        ("/", {"cpu.max": "max 100000"}, None),
+        ("/", {"cpu.max": "250000 100000"}, 2),
+        ("/job", {"cpu.max": "400000 100000", "job/cpu.max": "50000 100000"}, 1),
+        ("/", {"cpu.max": "6400000 100000"}, 4),
+        ("/\n7:cpu,cpuacct:/docker/1", {"cpu/docker/1/cpu.cfs_quota_us": "300000",
+                                        "cpu/docker/1/cpu.cfs_period_us": "100000"}, 3),
+        ("/\n7:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1",
+                                "cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+)  # fmt: skip
+def test_threads_are_as_many_as_a_group_has_time_for(
+    lade: Any,
+    patch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    own: str,
+    files: dict[str, str],
+    cores: int | None,
+) -> None:
+    patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    patch.delenv("OMP_NUM_THREADS")
+    put_groups(tmp_path, own, files)
+    assert lade("doctor").code == 0
+    assert os.environ.get("OMP_NUM_THREADS") == (cores and str(cores))
 
 
 def test_rates_are_plausible_and_measured_once() -> None:

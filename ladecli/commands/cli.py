@@ -254,7 +254,9 @@ def entry(arguments: list[str] | None = None) -> int:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  (both live as long as we do)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            # Windows writes files and pipes in a page of 256 characters.
+            lossy = os.name == "nt" and "PYTHONIOENCODING" not in os.environ and not stream.isatty()
+            stream.reconfigure(encoding="utf-8" if lossy else None, errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
     # People append it to the call that failed, so it counts wherever it stands.
     debug = "--debug" in arguments

@@ -24,6 +24,7 @@ from ..errors import UsageError, counted, describe_error
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import races, user
+from ..session import opening
 from ..session import setup as decode_setup
 from ..specs import device, hub
 from ..specs.memory import format_bytes
@@ -72,6 +73,7 @@ def run(request: DoctorRequest) -> int:
         if origin == "argument" or origin.startswith("flag ")
     }
     DoctorRequest(**typed).check()
+    opening.set_variables()  # it tells of torch as an answer has it
     if "model" in typed:
         hub.resolve(typed["model"])
     terminal = Terminal(request.color)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from .config import Limits
 from .errors import ConfigError
@@ -12,8 +12,6 @@ from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, 
 from .run.executor import Executor, Fed, TooWide
 from .sampling import Sampler
 from .strategy import State, Strategy
-
-_clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(slots=True)
@@ -71,21 +69,21 @@ class Generation:
 
     def _start(self) -> tuple[Fed, float, float]:
         """The first half of a step: what is fed, when it began, and when its forward did."""
-        began = _clock()
+        began = perf_counter()
         # 1) Propose: what may follow the text, as deep and as wide as there is room for.
         draft = self.strategy.propose(self.state, self.executor.room(self.state))
         if max(draft.tree.tokens, default=0) >= self.vocabulary:
             raise ConfigError("the drafts were learned from a model with more token ids")
         # 2) Lay out tokens, positions and mask, and 3) start the forward.
         fed = self.executor.start(self.state, draft, self.sampler)
-        return fed, began, _clock()
+        return fed, began, perf_counter()
 
     def _finish(self, fed: Fed, began: float, started: float) -> list[Event]:
         """The second half: what came of it."""
         state, (draft, width) = self.state, fed
         # 4) Verify: walk down the tree as far as the model agrees.
         found = self.executor.verify()
-        chosen = _clock()
+        chosen = perf_counter()
         if isinstance(found, TooWide):
             # It is proposed again, if anything smaller is left to try.
             left = self.executor.narrow(found)
@@ -102,10 +100,10 @@ class Generation:
         current, ids = state.tokens[-1], [token.id for token in found.tokens]
         state.tokens += ids
         self.sampler.commit(ids)
-        committed = _clock()
+        committed = perf_counter()
         # 6) Observe: the strategy learns from the step.
         self.strategy.observe(state, draft, found)
-        done = _clock()
+        done = perf_counter()
         return [
             Step(
                 tokens=tuple(found.tokens),

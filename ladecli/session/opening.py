@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import UsageError
 from ..options.drafting import DraftOptions
+from ..specs import device
 from ..view.terminal import Terminal
 from .chat_template import check_template
 from .place import assign_device, find_place
@@ -164,8 +165,8 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> N
             check_template(known, choice)
 
 
-def _import_libraries() -> None:
-    """Import torch, transformers and what stands on them, which takes seconds."""
+def set_variables() -> None:
+    """Set what torch reads when it is imported."""
     if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         # Weights are joined after loading; without this the parts would leave holes in memory
         # that nothing fits into.
@@ -175,6 +176,13 @@ def _import_libraries() -> None:
         # sleep.  By default they turn for milliseconds, while the one that is waited for cannot
         # run where another program keeps its core busy: a chat had a tenth of its speed.
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    if device.cpu_quota():  # torch counts the cores that it sees
+        os.environ.setdefault("OMP_NUM_THREADS", str(device.cores()))
+
+
+def _import_libraries() -> None:
+    """Import torch, transformers and what stands on them, which takes seconds."""
+    set_variables()
     first = "torch" not in sys.modules
     for name in ("..models", ".session", ".bigrams"):
         import_module(name, __package__)

@@ -210,7 +210,8 @@ def check_number(request: RankedOptions, place: Place) -> list[str]:
     kind = device.detect(request.device).kind
     if kind == "cuda":
         return []
-    most, cores = max(_TRIAL_RANKS, _cores()), _cores()
+    cores = device.cores()
+    most = max(_TRIAL_RANKS, cores)
     if not place.launched and place.size > most:
         raise UsageError(
             f"--parallel {place.size} asks for {place.size} processes, and this machine has"
@@ -224,20 +225,13 @@ def check_number(request: RankedOptions, place: Place) -> list[str]:
     return [line] if place.local_size > 1 else []
 
 
-def _cores() -> int:
-    """Cores of the processor that this process may use."""
-    import psutil
-
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return min(physical, allowed)
-
-
 def _set_variables(place: Place) -> None:
     """Set what torchrun would for rank 0, and followers inherit."""
+    from ..specs import device
+
     size = str(place.size)
     os.environ |= {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(_cores() // place.size, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(device.cores() // place.size, 1)))
     # Otherwise gloo asks for the machine's name, which may lead elsewhere.
     if loopback := _LOOPBACK.get(sys.platform):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

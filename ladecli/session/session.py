@@ -400,5 +400,5 @@ class Session:
             runner.notices.append(_NO_WINDOW)
         if self._follows or settings.lookahead.widths:
             return settings
-        widths = tuple(self.decoder.runner.widths(settings.lookahead.step_limit))
+        widths = tuple(runner.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))

@@ -6,6 +6,7 @@ Torch is imported where it is first asked: the memory of a machine without a GPU
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import re
@@ -34,6 +35,11 @@ else:
 
 _PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of cgroups, version 2 and 1: limit and use, and the line of memory.stat with idle files."""
 _LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
 """By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
 _GPU_FILES = (
@@ -141,7 +147,7 @@ def free_memory(device: Device) -> int:
         # The GPU shares the processor's memory and may have a part of it.
         allowed = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return max(min(allowed, available), 0)
-    return min([available, *(max(limit - used, 0) for limit, used in _groups())])
+    return min([available, *(max(limit - used, 0) for limit, used in _memory_limits())])
 
 
 def watch_peak(device: Device) -> None:
@@ -239,7 +245,7 @@ def _gpu(number: int) -> Device:
 
 def _processor() -> Device:
     """The processor, without the threads that torch computes with."""
-    total = min([int(psutil.virtual_memory().total), *(limit for limit, _ in _groups())])
+    total = min([int(psutil.virtual_memory().total), *(limit for limit, _ in _memory_limits())])
     return Device("cpu", "cpu", _processor_name(), total)
 
 
@@ -255,21 +261,50 @@ def _processor_name() -> str:
     return next((each for each in names if each not in ("", "unknown")), "CPU")
 
 
-def _groups() -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of every memory-limited cgroup (version 2) of this process.
+def cores() -> int:
+    """Cores of the processor that this process may use."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return min(physical, allowed, cpu_quota() or physical)
+
+
+def cpu_quota() -> int | None:
+    """Cores of whose time a container has all, at least 1; None where it has that of all it sees.
+
+    More threads would wait for one another while the system lets none of them run.
+    """
+    found = []
+    for group in _groups("cpu"):
+        newer = _read(group / "cpu.max")
+        older = f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
+        if match := re.fullmatch(r"(\d+) (\d+)", newer or older):
+            found.append(max(int(match[1]) // int(match[2]), 1))
+    return min(found, default=None)
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """Limit and use in bytes of every memory-limited cgroup of this process.
 
     A container sees the whole machine's memory and is killed beyond that of its group.
     """
-    found = re.search(r"^0::/(.*)$", _read(_PROCESS / "cgroup"), re.MULTILINE)
-    own = _CGROUPS / found[1] if found else _CGROUPS
-    # A limit binds all groups below it.  Inside a container, folders of the host are missing.
-    for group in (own, *own.parents):
-        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
+    for group, (most, use, idle) in itertools.product(_groups("memory"), _MEMORY_FILES):
+        limit, used = _read(group / most), _read(group / use)
         if limit.isdecimal() and used.isdecimal():
             # Cached files count as used, and give way when memory is wanted.
-            statistics = _read(group / "memory.stat")
-            cached = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+            cached = re.search(rf"^{idle} (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             yield int(limit), max(int(used) - (int(cached[1]) if cached else 0), 0)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of cgroups that bind this process: its own of version 2, and of version 1, which has
+    a tree for each controller, and all above them."""
+    groups = _read(_PROCESS / "cgroup")
+    older = rf"\d+:[^:]*\b{controller}\b[^:]*"
+    for entry, root in (("0:", _CGROUPS), (older, _CGROUPS / controller)):
+        found = re.search(rf"^{entry}:/(.*)$", groups, re.MULTILINE)
+        own = root / found[1] if found else root
+        # Inside a container, folders of the host are missing.
+        yield from (own, *own.parents)
 
 
 def _read(path: Path) -> str:

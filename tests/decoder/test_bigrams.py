@@ -81,7 +81,7 @@ def test_evidence_and_the_prior_go_before_them() -> None:
     looked_up = {token: share for share, token, _ in model.look_up(pack([1, 2, 3]))}
     assert next(iter(looked_up)) == 77, "what the prior is sure of stands beside them"
     assert looked_up.keys() == {77, *found.after(3)}
-    model.learn([[1, 2, 3, 4]], 1, 1.0)
+    model.learn([[1, 2, 3, 4]], 1)
     assert {token for _, token, _ in model.look_up(pack([1, 2, 3]))} == {4}
 
 

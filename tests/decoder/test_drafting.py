@@ -19,7 +19,6 @@ from ladecli.decoder.drafting.ngram_model import (
     MAX_CHILDREN,
     MAX_SUCCESSORS,
     ORDER,
-    WINDOW,
     NgramModel,
     Ranked,
     RepeatedSpan,
@@ -46,7 +45,7 @@ PASSAGE = list(range(100, 160))
 def taught(*texts: list[int]) -> NgramModel:
     model = NgramModel()
     for text in texts:
-        model.learn([text], 1, 1.0)
+        model.learn([text], 1)
     return model
 
 
@@ -96,8 +95,8 @@ def filled(rng: random.Random, vocabulary: int) -> NgramModel:
         return [{token: 0.5 / 2**i for i, token in enumerate(row)} for row in drawn]
 
     for _ in range(rng.randrange(30)):
-        model.learn([tokens(60), tokens(9)], rng.randrange(1, 5), 1.0)
-        model.learn([tokens(4) for _ in range(5)], 1, 0.25, WINDOW)
+        model.learn([tokens(60), tokens(9)], rng.randrange(1, 5))
+        model.learn([tokens(4) for _ in range(5)], 1, window=True)
         parents = [rng.randrange(-1, node) for node in range(12)]
         model.recycle(tokens(5), TokenTree(tokens(12), parents, [], []), rows(13))
         tried(model, tokens(3), priced(20), *tokens(1))
@@ -126,7 +125,7 @@ def test_after_a_new_token_others_that_were_new_speak_for_it() -> None:
 def test_memory_is_bounded_and_the_oldest_goes() -> None:
     model = NgramModel()
     tokens = range(CONTEXTS + 5000)
-    model.learn([tokens], 1, 1.0)
+    model.learn([tokens], 1)
     for start in range(0, len(tokens), 1000):
         some = tokens[start : start + 1000]
         tree = TokenTree(some, [ROOT] * len(some), [], [])
@@ -139,7 +138,7 @@ def test_memory_is_bounded_and_the_oldest_goes() -> None:
         assert pack(tokens[-1 - order : -1]) in table
         assert pack(tokens[:order]) not in table
     for successor in range(50):
-        model.learn([[5, successor]], 1, 1.0)
+        model.learn([[5, successor]], 1)
     assert sorted(model.counts[1][5]) == [*range(50 - MAX_SUCCESSORS, 50)]
 
 

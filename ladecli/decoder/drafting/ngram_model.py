@@ -37,6 +37,8 @@ TOKEN_BITS = 20
 TOKEN = (1 << TOKEN_BITS) - 1
 WINDOW = 1 << TOKEN_BITS
 """Added to counted tokens that the window's n-grams showed last."""
+WINDOW_WEIGHT = 0.25
+"""Of a token of these, relative to one of accepted text."""
 MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))
 """By length of context."""
 CONTEXTS = 1 << 16
@@ -124,24 +126,23 @@ class NgramModel:
         self.expected_hits, self.hits = [0.0] * KINDS, [0.0] * KINDS
         # By kind of evidence, the factor by which its probabilities are corrected.
         self._calibration = [1.0] * KINDS
-        tables = zip(MASKS, self.model_successors, self.counts, range(ORDER + 1), strict=True)
-        self._longest_first = list(tables)[:0:-1]
+        self._longest_first = [
+            (MASKS[n], self.model_successors[n], self.counts[n], n) for n in range(ORDER, 0, -1)
+        ]
 
-    def learn(
-        self, rows: Sequence[Sequence[int]], first: int, weight: float, flag: int = 0
-    ) -> None:
+    def learn(self, texts: Sequence[Sequence[int]], first: int, *, window: bool = False) -> None:
         """Count tokens that follow one another, each under up to four tokens before it.
 
         Args:
-            rows: token sequences.
+            texts: accepted ones, or n-grams.
             first: index of the first token of each that is new.
-            weight: 1 for accepted text.
-            flag: `WINDOW` for n-grams of the lookahead window.
+            window: whether they are n-grams of the lookahead window.
         """
-        for row in rows:
-            context = pack(row[:first])
-            for index in range(first, len(row)):
-                key = row[index] | flag
+        weight, flag = (WINDOW_WEIGHT, WINDOW) if window else (1.0, 0)
+        for text in texts:
+            context = pack(text[:first])
+            for index in range(first, len(text)):
+                key = text[index] | flag
                 for order in range(1, min(index, ORDER) + 1):
                     counts = self.counts[order].setdefault(context & MASKS[order], {})
                     # Everything before counts a little less.
@@ -152,7 +153,7 @@ class NgramModel:
                     if not before and len(counts) >= MAX_SUCCESSORS:
                         del counts[min(counts, key=counts.__getitem__)]
                     counts[key] = before + weight
-                context = (context << TOKEN_BITS | row[index]) & MASKS[ORDER]
+                context = (context << TOKEN_BITS | text[index]) & MASKS[ORDER]
         _forget_oldest(self.counts)
 
     def recycle(self, text: Sequence[int], tree: TokenTree, rows: Sequence[Row]) -> None:

@@ -62,7 +62,7 @@ class DraftStore:
         """Learn a text that answers may repeat; the model need not have read it."""
         with self.changing():
             self.context.add(tokens)
-            self.model.learn([tokens], 1, 1.0)
+            self.model.learn([tokens], 1)
 
     def to_dict(self) -> dict[str, Any]:
         """The newest part of it as lists of numbers, for JSON: at most about 75,000 of them,
@@ -105,7 +105,7 @@ class DraftStore:
         start = 0
         for index, token in enumerate((*text, BOUNDARY)):
             if token == BOUNDARY:
-                self.model.learn([text[start:index]], 1, 1.0)
+                self.model.learn([text[start:index]], 1)
                 start = index + 1
         for end, tokens, probabilities in data["rows"]:
             last = text[end - ORDER : end]

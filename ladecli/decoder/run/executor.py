@@ -19,7 +19,6 @@ from ..config import captured_width
 from ..errors import NaNLogitsError, NoMemoryError
 from ..events import PromptRead
 from ..faults import attempt, check_device
-from ..layout import NOTHING
 from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State, StepResult
@@ -74,7 +73,7 @@ class Executor:
         self._most_pending, self._widest = chunk, sys.maxsize
         self._has_read = True
         # The step under way; no result where memory did not suffice to start it.
-        self._layout = NOTHING
+        self._layout = layout.NOTHING
         self._result: Callable[[], StepResult] | None = None
 
     @property
@@ -110,8 +109,6 @@ class Executor:
         """
         self._has_read = True
         total, most, cache = len(state.tokens), self.chunk, self.cache
-        if total - cache.length <= 1 and self.facts.rope_boundary is None:
-            return
         alike = self._invalidate_on_rope_change(total) or total == state.prompt_length
         # Where ranks meet: the starts of the chunks that each has while memory suffices.  One with
         # smaller chunks meets the others at these only; so does one that gives up, or they would
@@ -172,7 +169,7 @@ class Executor:
             self._result = attempt(self.runner.start, step, read)
         else:
             # Nothing is fed: `verify` says so, where all ranks hear of it.
-            self._layout, self._result = NOTHING, None
+            self._layout, self._result = layout.NOTHING, None
         return Fed(draft, len(self._layout.tokens))
 
     def verify(self) -> StepResult | TooWide:
@@ -209,7 +206,7 @@ class Executor:
             self._most_pending = short.pending // 2
         elif short.width > 1:
             self._widest = short.width // 2
-        return self._widest if max(short) > 1 else 0
+        return self._widest if max(short.pending, short.width) > 1 else 0
 
     def commit(self, nodes: Sequence[int]) -> None:
         """Keep the keys of accepted nodes, in the order of the text, beside the pending tokens'.

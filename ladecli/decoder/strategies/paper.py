@@ -29,7 +29,6 @@ class PaperLookahead(Strategy):
 
     def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config = config
-        self._pool = store.pool
         self._store = store
         self._window: LookaheadWindow  # `begin` makes it
 
@@ -52,7 +51,7 @@ class PaperLookahead(Strategy):
         tree = TokenTree()
         depth = min(room.depth, config.ngram - 1)
         guesses = config.guesses if room.branches else min(config.guesses, 1)
-        for guess in islice(self._pool.candidates(current), guesses):
+        for guess in islice(self._store.pool.candidates(current), guesses):
             tree.add(guess[:depth], "trajectory", places - cells)
         width = fitting(sum(room.loads) + cells + len(tree), config.widths)
         return Draft(tree, window if fits else None, width, limit=limit, widths=config.widths)
@@ -65,4 +64,4 @@ class PaperLookahead(Strategy):
         outputs = result.best[1 + len(draft.tree) :]
         with self._store.changing():
             for ngram in self._window.advance(outputs):
-                self._pool.add(ngram, self._config.guesses)
+                self._store.pool.add(ngram, self._config.guesses)

@@ -117,7 +117,7 @@ class ContextSource(Source):
         known = len(self._text)
         before = min(known, ORDER)
         # The first token of a text follows nothing.
-        self.model.learn([text[known - before :]], max(before, 1), 1.0)
+        self.model.learn([text[known - before :]], max(before, 1))
         for token in text[known:]:
             self.corpus.extend(token)
             self._text.append(token)

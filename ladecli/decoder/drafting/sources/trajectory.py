@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from ..ngram_model import WINDOW
 from .source import Observation, Source
-
-WEIGHT = 0.25
-"""Of an n-gram, relative to accepted text."""
 
 
 class TrajectorySource(Source):
@@ -14,4 +10,4 @@ class TrajectorySource(Source):
 
     def learn(self, step: Observation) -> None:
         """Count the n-grams of a step."""
-        self.model.learn(step.ngrams, 1, WEIGHT, WINDOW)
+        self.model.learn(step.ngrams, 1, window=True)
