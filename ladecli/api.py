@@ -117,7 +117,7 @@ class Model:
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=replace(session.loaded.defaults.greedy, **numbers),
+            sampling=replace(session.loaded.defaults.without_samples, **numbers),
             max_new_tokens=limit,
             stop=stop,
             ignore_eos=ignore_eos,

@@ -215,7 +215,7 @@ class AnswerDefaults:
         return self.config.do_sample is not None or name in stated(self.config)[0]
 
     @property
-    def greedy(self) -> SamplingConfig:
+    def without_samples(self) -> SamplingConfig:
         """The same where nobody asked for samples: greedy, with the model's penalty.  A user's
         temperature makes it sample, from as many tokens as the model's generation config has it.
         """

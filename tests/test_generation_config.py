@@ -68,7 +68,7 @@ def generating(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
 def stream(
     session: Session, strategy: str = "lookahead", new: int | None = NEW, **options: Any
 ) -> list[TextEvent]:
-    sampling = options.pop("sampling", session.loaded.defaults.greedy)
+    sampling = options.pop("sampling", session.loaded.defaults.without_samples)
     settings = Settings(strategy, CONFIG, sampling, new, **options)
     return list(session.stream(session.encode(TEXT), settings))
 
@@ -342,9 +342,9 @@ def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> 
     assert session.loaded.defaults.sampling == SamplingConfig(temperature=1.0, top_k=50)
     generating(do_sample=False, temperature=0.5, top_k=9)
     assert session.loaded.defaults.sampling == SamplingConfig()
-    assert session.loaded.defaults.greedy == SamplingConfig(top_k=9)
+    assert session.loaded.defaults.without_samples == SamplingConfig(top_k=9)
     config = generating(top_p=0.6)
     config.do_sample = None
-    assert session.loaded.defaults.greedy == SamplingConfig(top_p=0.6)
+    assert session.loaded.defaults.without_samples == SamplingConfig(top_p=0.6)
     chat = session.loaded.defaults.sampling
     assert (chat.temperature, chat.top_p) == (0.7, 0.6)

@@ -189,8 +189,8 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
     model, tokenizer = SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=2)
     loaded = models.LoadedModel(**known, model=model, tokenizer=tokenizer)
     assert loaded.defaults.sampling == sampling
-    assert loaded.defaults.greedy.greedy
-    assert loaded.defaults.greedy.repetition_penalty == sampling.repetition_penalty
+    assert loaded.defaults.without_samples.greedy
+    assert loaded.defaults.without_samples.repetition_penalty == sampling.repetition_penalty
     assert loaded.defaults.stop_ids == ends
     assert loaded.defaults.ignored == ignored
 

@@ -93,7 +93,7 @@ def _measure(
 
     created, loaded, choice = now(), session.loaded, session.choice
     request = replace(request, max_new_tokens=request.new_tokens)
-    chosen, refused = methods.choose(request, choice, loaded.defaults.greedy, swept)
+    chosen, refused = methods.choose(request, choice, loaded.defaults.without_samples, swept)
     template = request.template(session.has_template) if prompts is not None else None
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)

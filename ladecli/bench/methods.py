@@ -67,17 +67,17 @@ def check(request: BenchRequest) -> Sweep:
 
 
 def choose(
-    request: BenchRequest, choice: Choice, greedy: SamplingConfig, swept: Sweep
+    request: BenchRequest, choice: Choice, sampling: SamplingConfig, swept: Sweep
 ) -> tuple[list[Chosen], list[Failure]]:
     """The methods, and the cells of a sweep whose settings are invalid; if all are, `UsageError`.
 
-    `greedy` has the rest of what the model's generation config says of sampling.
+    `sampling` has the rest of what the model's generation config says of sampling.
     """
     # The same random numbers for all methods, and in every benchmark.
     request = replace(request, seed=request.seed or 0)
     grid = {axis: values for axis, values in swept.items() if axis != "context"}
     if grid:
-        return _cells(request, choice, greedy, grid)
+        return _cells(request, choice, sampling, grid)
     names = (
         ON_LONG_TEXTS if swept and not request.strategies else _parse_strategies(request.strategies)
     )
@@ -88,7 +88,7 @@ def choose(
         wanted = request
         if name == "paper":
             wanted = replace(request, sources="trajectory", budget=None)
-        settings = opening.settings_of(wanted, choice, greedy)
+        settings = opening.settings_of(wanted, choice, sampling)
         shown = lookahead_shown(settings.lookahead) if name in ("paper", "lookahead") else {}
         chosen.append((Method(name, name, shown), settings))
     return chosen, []
@@ -145,10 +145,10 @@ def _value(axis: str, value: str, swept: Mapping[str, Sequence[str]]) -> str:
 
 
 def _cells(
-    request: BenchRequest, choice: Choice, greedy: SamplingConfig, grid: Sweep
+    request: BenchRequest, choice: Choice, sampling: SamplingConfig, grid: Sweep
 ) -> tuple[list[Chosen], list[Failure]]:
     """Plain decoding, and lookahead with the settings of each cell; as `choose`."""
-    chosen = [(Method(PLAIN, PLAIN), opening.settings_of(request, choice, greedy))]
+    chosen = [(Method(PLAIN, PLAIN), opening.settings_of(request, choice, sampling))]
     refused = []
     for combination in itertools.product(*grid.values()):
         cell = dict(zip(grid, combination, strict=True))
@@ -160,7 +160,7 @@ def _cells(
         if sources := values.get("sources"):
             options["sources"] = sources
         try:
-            settings = opening.settings_of(replace(request, **options), choice, greedy)
+            settings = opening.settings_of(replace(request, **options), choice, sampling)
             windowed = [axis for axis in ("W", "N", "G") if axis in values]
             if windowed and "trajectory" not in settings.lookahead.sources:
                 raise ConfigError(f"{windowed[0]} changes nothing without the source trajectory")

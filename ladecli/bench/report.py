@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 OPTION = "--report"
-PARTS = ("draft", "forward", "verify", "learn", "text")
+PARTS = ("draft", "forward", "verify", "commit", "learn", "text")
+"""Of a step; "verify" is what older results call "commit"."""
 ENOUGH = 8
 """Prompts of which a bootstrap interval can be trusted."""
 UNSTEADY = 0.05

@@ -204,7 +204,7 @@ class TimeSpent:
 
     method: MethodName
     steps: Count
-    # Per step, by part: "draft", "forward", "verify", "learn" and "text".
+    # Per step, by part: "draft", "forward", "commit", "learn" and "text".
     seconds: Mapping[str, float]
     read_bytes: float = 0.0  # weights, keys and values that a step must read, about
 

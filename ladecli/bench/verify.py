@@ -262,7 +262,9 @@ class Verifier:
         choice = session.choice
         self._session, self._cancelled, self._advance = session, cancelled, advance
         template = request.template(session.has_template)
-        self._settings = opening.settings_of(request, choice, loaded.defaults.greedy, template)
+        self._settings = opening.settings_of(
+            request, choice, loaded.defaults.without_samples, template
+        )
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self._shown: dict[str, int | str] = {

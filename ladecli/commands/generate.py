@@ -54,7 +54,7 @@ def run(request: GenerateRequest) -> int:
             terminal.say("prompts have the same id; their answers come in the prompts' order")
         if _has_more():
             terminal.say("standard input is not read beside other prompts; -f - reads it as one")
-        answers = _Answers(request, session)
+        answers = _Answers(request, session, terminal)
         # To ranks it says that one of them has failed.
         ends = (signal.SIGTERM,) if session.ranks == 1 else ()
         with ctrl_c(*ends) as cancelled, pool_file.keep_drafts(session, request.pool_file, texts):
@@ -127,25 +127,28 @@ def _row(number: int, prompt: str, where: str) -> Row:
 class _Answers:
     """Answers to the prompts of a request, one after the other."""
 
-    def __init__(self, request: GenerateRequest, session: Session) -> None:
+    def __init__(self, request: GenerateRequest, session: Session, terminal: Terminal) -> None:
         self.code = 0  # the exit code
         # Files that could not be written, turns that did not fit: they must cost no other answer.
         self.failed: list[LadeError] = []
         self._count = 0
         self._request = request
         self._session = session
-        template, greedy = request.template(session.has_template), session.loaded.defaults.greedy
-        self._settings = opening.settings_of(request, session.choice, greedy, template)
-        self._terminal = Terminal(request.color, request.quiet)
+        template, sampling = (
+            request.template(session.has_template),
+            session.loaded.defaults.without_samples,
+        )
+        self._settings = opening.settings_of(request, session.choice, sampling, template)
+        self._terminal = terminal
         self._calibration: float | None = None
 
     def hold(self, talk: Dialogue, cancelled: Callable[[], bool]) -> None:
-        """Answer every turn of a conversation; errors as `_add`."""
-        talk.hold(lambda turn, ids: self._add(talk.id, turn, ids, cancelled))
+        """Answer every turn of a conversation; errors as `_answer`."""
+        talk.hold(lambda turn, ids: self._answer(talk.id, turn, ids, cancelled))
         if talk.cut:
             self.failed.append(UsageError(f"prompt {talk.id}, {talk.cut}"))
 
-    def _add(
+    def _answer(
         self, row: str, turn: int, ids: list[int], cancelled: Callable[[], bool]
     ) -> Part | None:
         """Answer a turn, whose prompt has these ids; None where it was the last.

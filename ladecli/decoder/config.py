@@ -157,12 +157,12 @@ class LookaheadConfig:
         """The most tokens that one step feeds, pending ones other than the current left out."""
         return self.limit_within(sys.maxsize)
 
-    def limit_within(self, room: int) -> int:
+    def limit_within(self, width: int) -> int:
         """The same where memory suffices for a number of tokens."""
         limit = self.budget
         if limit is None:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
-        limit = min(limit, room)
+        limit = min(limit, width)
         return max((width for width in self.widths if width <= limit), default=limit)
 
 

@@ -33,6 +33,7 @@ class Decoder:
 
     Attributes:
         max_context, batch_invariant: as above.
+        runner, facts: how forwards are run; about the model.
         cache: keys and values of the committed text.
         local: runs steps in this process.
     """

@@ -39,7 +39,7 @@ class Generation:
         """Decode to the end: each step is yielded before the next one begins."""
         yield Started(self.executor.cache.length, len(self.state.tokens))
         if self.executor.overlaps:
-            yield from self._overlapped()
+            yield from self._overlapped()  # leaves nothing for the loop below
         while self.reason is None:
             yield from self.executor.prefill(self.state)
             yield from self._finish(*self._start())
@@ -52,7 +52,8 @@ class Generation:
         done: list[Event] = []
         try:
             while self.reason is None:
-                # Of the prompt; or of the whole text, after a step that is still to be yielded.
+                # Chunks of the prompt; past a rotary boundary of the whole text again, while the
+                # last step is still to be yielded.
                 for chunk in self.executor.prefill(self.state):
                     yield from done
                     done = []
@@ -113,7 +114,7 @@ class Generation:
                 times=StepTimes(
                     draft=started - began,
                     forward=chosen - started,
-                    verify=committed - chosen,
+                    commit=committed - chosen,
                     learn=done - committed,
                 ),
                 detail=found.detail(current, draft) if self.detailed else None,

@@ -40,7 +40,8 @@ class Started:
 class PromptRead:
     """A chunk of the prompt went into the cache; `done` of `total` tokens are in it now.
 
-    The last chunk is part of the first step and has no event of its own.
+    The last chunk is part of the first step and has no event of its own.  A text that grows past
+    the boundary of its rotary frequencies is read again, by chunks of all of it.
     """
 
     done: int
@@ -76,7 +77,7 @@ class StepTimes:
 
     draft: float
     forward: float
-    verify: float
+    commit: float
     learn: float
 
 

@@ -40,7 +40,7 @@ def attempt(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None
     return None
 
 
-def check_device(device: torch.device, error: BaseException) -> None:
+def check_alive(device: torch.device, error: BaseException) -> None:
     """Tell an error from a fault that the process cannot recover from, such as a kernel that
     wrote where it must not.
 

@@ -65,7 +65,7 @@ class KVCache:
         slots: allocated ones.
         tensors: one per shape of a row; none before `reserve`.
         long_keys: whether its keys were turned by the rotary frequencies of long texts.
-        generation: changes whenever tensors are allocated anew, and with them their addresses.
+        allocation: changes whenever tensors are allocated anew, and with them their addresses.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class KVCache:
     ) -> None:
         self.length = 0
         self.long_keys = False
-        self.generation = 0
+        self.allocation = 0
         self._max_slots = max_slots
         self._first_slots = first_slots
         self.slots = 0
@@ -128,7 +128,7 @@ class KVCache:
         for tensor, rows in zip(grown, self._rows.values(), strict=True):
             parts.update(zip(rows, tensor, strict=True))
         layers = {layer: (parts[layer, 0], parts[layer, 1]) for layer, _ in parts}
-        self.generation += 1
+        self.allocation += 1
         # At once: Ctrl-C can land between any two lines.
         self.tensors, self.slots, self._layers = grown, wanted, layers
 
@@ -177,7 +177,7 @@ class KVCache:
     def release(self) -> None:
         """Forget everything and give the memory back."""
         self.length = self.slots = 0
-        self.generation += 1
+        self.allocation += 1
         self.tensors = []
         self._layers.clear()
 

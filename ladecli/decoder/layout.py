@@ -99,10 +99,10 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
         draft: what to try beside them.
     """
     count, tree, window = len(pending), draft.tree, draft.window
-    current, cells = position + count - 1, count + len(tree)
+    current, first_cell = position + count - 1, count + len(tree)
     tokens = [*pending, *tree.tokens]
     positions = [*range(position, position + count), *[current + depth for depth in tree.depths]]
-    outputs = list(range(count - 1, cells))
+    outputs = list(range(count - 1, first_cell))
     rows = [(2 << place) - 1 for place in range(count)]
     bit = 1 << count
     for parent in tree.parents:
@@ -111,9 +111,9 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
     if window is not None:
         tokens += window.tokens
         positions += [current + offset for offset in window.offsets]
-        outputs += [count - 1 if i < 0 else cells + i for i in window.last_row]
+        outputs += [count - 1 if i < 0 else first_cell + i for i in window.last_row]
         before = rows[count - 1]
-        rows += [before | row << cells for row in window.seen]
+        rows += [before | row << first_cell for row in window.seen]
     end = len(tokens)
     if end < draft.width:
         padding = draft.width - end

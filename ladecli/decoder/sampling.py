@@ -210,10 +210,10 @@ def with_logprobs(
         count: of the most probable tokens at each place that are named, too.
     """
     places = to_device([0, *[1 + node for node in nodes]], logits.device)
-    shares = logits[places].float().log_softmax(dim=-1)
+    logprobs = logits[places].float().log_softmax(dim=-1)
     ids = to_device([[token.id] for token in tokens], logits.device)
-    best = shares.topk(min(count, shares.shape[-1]))
-    arrived = to_host(shares.gather(1, ids)[:, 0], best.indices, best.values)()
+    best = logprobs.topk(min(count, logprobs.shape[-1]))
+    arrived = to_host(logprobs.gather(1, ids)[:, 0], best.indices, best.values)()
     rows = zip(tokens, *arrived, strict=True)
     return [
         replace(token, logprobs=Logprobs(mine, tuple(zip(found, values, strict=True))))
@@ -305,7 +305,7 @@ class Sampler:
         if with_successors and usable:
             found = [*map(dict, map(zip, ids, scores))]  # a quarter faster than a comprehension
         (chosen,) = drawn or [best if self._greedy and not self._processors else [-1] * len(best)]
-        shortlists = self._shortlists and not drawn  # else that was too short for the row
+        shortlists = self._shortlists and not drawn  # `draw` has refused these rows already
 
         def choose_at(row: int, path: Sequence[int]) -> int:
             token = chosen[row]

@@ -18,7 +18,7 @@ from .window import WindowBlock
 
 Successors: TypeAlias = Sequence[dict[int, float]]
 """For each output of a step its most probable next tokens with their probabilities, best first;
-empty where the draft asked for none."""
+empty where the draft asked for none, or logits are NaN."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,8 @@ class Room:
     depth: int = 0
     """Depth of the deepest tree node that could still be committed."""
     reach: int = 0
-    """Positions after the current token that exist and are encoded as before."""
+    """Positions after the current token that the context has, up to where rotary frequencies
+    change."""
     width: int = sys.maxsize
     """The most tokens of a step that fit in memory, `loads` and padding included; with several
     ranks, of a single rank's step.  The end of a prompt, which the first step takes along, is left
@@ -90,7 +91,8 @@ class StepResult:
     """Those that join the text: the accepted ones and the bonus token."""
     best: Sequence[int]
     """The most probable token after the current token and each tree node, then after each cell of
-    the window's last row; a repetition penalty counts, logits processors do not."""
+    the window's last row.  Logits processors do not count, nor does a repetition penalty beside
+    them."""
     successors: Successors = ()
     """The most probable tokens after the same outputs."""
 

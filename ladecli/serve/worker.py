@@ -153,8 +153,8 @@ class Worker:
         origins = {key: o for key, o in self._request.origins.items() if key not in given}
         request = replace(self._request, **given, origins=origins)
         prompt, template = self._prompt(wanted, request)
-        greedy = session.loaded.defaults.greedy
-        settings = opening.settings_of(request, session.choice, greedy, template)
+        sampling = session.loaded.defaults.without_samples
+        settings = opening.settings_of(request, session.choice, sampling, template)
         settings = replace(settings, logprobs=wanted.alternatives)
         if wanted.prediction is not None:
             session.add_draft_text(wanted.prediction.text, lasting=False)

@@ -110,7 +110,7 @@ def _plan(
     from .. import models
 
     bars = sys.stderr.isatty() and (bars or not terminal.quiet)
-    with _loading(terminal, options.name):
+    with _spinner(terminal, options.name):
         planned = models.plan(options.name, options, options, split=split, progress=bars)
         check_device(options, planned.device, planned.part, split > 1)
     if local_size and (why := planned.facts.no_trees):
@@ -124,7 +124,7 @@ def _plan(
         from .session import Session
 
         began = time.perf_counter()
-        with _loading(terminal, planned.parts.base):
+        with _spinner(terminal, planned.parts.base):
             setup = decide(options, drafts, planned, ranks, local_size or 1)
             loaded = models.load(planned, working_memory=setup.working_memory, progress=bars)
             if ranks:
@@ -190,7 +190,7 @@ def _import_libraries() -> None:
         gc.freeze()  # modules stay: the garbage collector need not look at them again
 
 
-def _loading(terminal: Terminal, name: str) -> contextlib.AbstractContextManager[object]:
+def _spinner(terminal: Terminal, name: str) -> contextlib.AbstractContextManager[object]:
     """A spinner; but a download shows bars of its own, which that would spoil."""
     from ..specs import hub
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..models import LoadedModel
     from .session import Session, Settings
 
-Opener = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]
+Planner = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]
 """Plans how to load a request's model, one of so many on this machine; what it returns loads it."""
 _TRIAL_RANKS = 8
 """Ranks that may share fewer cores, to try out what a machine with GPUs does."""
@@ -69,7 +69,7 @@ class Order:
 
 @contextlib.contextmanager
 def start_ranks(
-    request: RankedOptions, place: Place, open_session: Opener
+    request: RankedOptions, place: Place, plan: Planner
 ) -> Iterator[DistributedTransport]:
     """Lead as many ranks as the request asks for, or as torchrun started.
 
@@ -79,7 +79,7 @@ def start_ranks(
     Args:
         request: of the user, checked.
         place: of this process, the first of several.
-        open_session: how followers open theirs; a function of a module, which they import.
+        plan: how followers plan theirs; a function of a module, which they import.
 
     Raises:
         RankError: a rank failed.
@@ -90,7 +90,7 @@ def start_ranks(
             _set_variables(place)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
             rendezvous = (Path(folder) / "ranks").as_uri()
-            followers = _start_processes(place, (request, open_session, rendezvous, folder))
+            followers = _start_processes(place, (request, plan, rendezvous, folder))
             failure = stack.enter_context(followers)
         from ..decoder.run.ranks.transport import DistributedTransport
 
@@ -162,7 +162,7 @@ class Followers:
 
 @contextlib.contextmanager
 def _start_processes(
-    place: Place, task: tuple[RankedOptions, Opener, str, str]
+    place: Place, task: tuple[RankedOptions, Planner, str, str]
 ) -> Iterator[Callable[[], str | None]]:
     """The processes of ranks 1 to K - 1, which end with the block, or when the leader is killed.
 
@@ -240,11 +240,11 @@ def _set_variables(place: Place) -> None:
 # A follower.
 
 
-def follow(request: RankedOptions, open_session: Opener) -> int:
+def follow(request: RankedOptions, plan: Planner) -> int:
     """Be a follower that the user's own torchrun started, and return the exit code."""
     place = find_place(request)
     try:
-        _follow(place, request, open_session, "env://")
+        _follow(place, request, plan, "env://")
     except BaseException as error:
         if not isinstance(error, RankError):  # those are the leader's to report
             print(f"lade: rank {place.rank} failed: {describe_error(error)}", file=sys.stderr)
@@ -256,7 +256,7 @@ def follow(request: RankedOptions, open_session: Opener) -> int:
 def _run_child(
     place: Place,
     request: RankedOptions,
-    open_session: Opener,
+    plan: Planner,
     rendezvous: str,
     folder: str,
     last_words: Connection,
@@ -282,14 +282,14 @@ def _run_child(
     threading.Thread(target=end_with_leader, daemon=True).start()
     os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
     try:
-        _follow(place, request, open_session, rendezvous)
+        _follow(place, request, plan, rendezvous)
     except BaseException as error:
         if not isinstance(error, RankError):
             last_words.send((place.rank, describe_error(error)))
     os._exit(1)  # the leader ends this process, unless it failed
 
 
-def _follow(place: Place, request: RankedOptions, open_session: Opener, rendezvous: str) -> None:
+def _follow(place: Place, request: RankedOptions, plan: Planner, rendezvous: str) -> None:
     """Decode what the leader decodes until it ends."""
     # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -297,7 +297,7 @@ def _follow(place: Place, request: RankedOptions, open_session: Opener, rendezvo
 
     ranks = DistributedTransport(place.rank, place.size, rendezvous)
     request = assign_device(request, place)
-    load = open_session(request, place.local_size)
+    load = plan(request, place.local_size)
     connect(ranks, request)
     session = load(ranks)
     while True:

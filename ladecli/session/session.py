@@ -34,7 +34,7 @@ from .text import Part, TextStream, text_events, token_ids
 class Settings:
     """How to decode one answer."""
 
-    strategy: str = "lookahead"  # a name of `decoder.strategies.STRATEGIES`
+    strategy: str = "lookahead"  # a name of `decoder.config.STRATEGIES`
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_new_tokens: int | None = None  # None for as many as the context holds
@@ -391,7 +391,8 @@ class Session:
         return *settings.stop, *self.loaded.defaults.stop_strings
 
     def _prepared(self, settings: Settings) -> Settings:
-        """Settings that know which widths steps are captured for; followers are told them."""
+        """Settings as this model can have them: without drafts that it cannot verify, and with the
+        widths that steps are captured for, which followers are told."""
         runner, sources = self.decoder.runner, settings.lookahead.sources
         if runner.model.drafts == "none":
             settings = replace(settings, strategy="autoregressive")

@@ -200,8 +200,9 @@ _MOVES = {
     **dict.fromkeys(("\x1b[C", "\x1b[B", " ", "\r", "n", "j"), 1),
     **dict.fromkeys(("\x1b[D", "\x1b[A", "\x7f", "p", "b", "k"), -1),
     **{"\x1b[6~": 10, "\x1b[5~": -10, "g": -sys.maxsize, "G": sys.maxsize},
+    **{"\xe0M": 1, "\xe0P": 1, "\xe0K": -1, "\xe0H": -1, "\x08": -1, "\xe0Q": 10, "\xe0I": -10},
 }
-"""Steps to go, by the characters that a key sends."""
+"""Steps to go, by the characters that a key sends; in the last row, on Windows."""
 _LEAVE = ("q", "\x1b", "\x04")
 _TELLS_SIZE = hasattr(signal, "SIGWINCH")
 

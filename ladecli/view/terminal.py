@@ -68,7 +68,8 @@ class Terminal:
 
         is_terminal, console = sys.stdout.isatty(), self.console(sys.stdout)
         wanted = self.color == "always" or (self.color == "auto" and is_terminal)
-        if colours and wanted and console.color_system and not console.no_color:
+        plain = console.no_color or console.legacy_windows  # which knows no escape codes
+        if colours and wanted and console.color_system and not plain:
             colors = COLOR_SYSTEMS[console.color_system]
             return Writer(sys.stdout, safe=True, colors=colors, reasoning=reasoning)
         return Writer(sys.stdout, safe=is_terminal, reasoning=reasoning)

@@ -29,7 +29,7 @@ SPEEDS = {
     "autoregressive": 1.0, "jacobi": 0.95, "prompt-lookup": 1.1, "paper": 0.8,
     "lookahead": 1.5, "hf": 0.8, "hf-prompt-lookup": 0.85,
 }  # fmt: skip
-PARTS = {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "text": 6e-5}
+PARTS = {"draft": 1.3e-4, "forward": 2.5e-3, "commit": 1.6e-4, "learn": 5e-5, "text": 6e-5}
 
 
 def run(method: str, row: str, category: str, **changes: object) -> Run:

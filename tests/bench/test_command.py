@@ -79,7 +79,7 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
         assert sum(each["seconds"].values()) == pytest.approx(sum(steps) / len(steps), rel=0.05)
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
-    assert spent["lookahead"].keys() == {"draft", "forward", "verify", "learn", "text"}
+    assert spent["lookahead"].keys() == {"draft", "forward", "commit", "learn", "text"}
     weights = found["model"]["weight_bytes"]
     assert all(weights <= each["read_bytes"] < 2 * weights for each in found["time_spent"])
     assert found["bandwidth"] > 1e8

@@ -102,14 +102,14 @@ def test_keys_and_values_of_one_shape_share_a_tensor() -> None:
 def test_addresses_stay_until_the_generation_changes() -> None:
     cache = KVCache(ALIKE)
     cache.reserve(3)
-    first, address = cache.generation, cache.tensors[0].data_ptr()
+    first, address = cache.allocation, cache.tensors[0].data_ptr()
     cache.reserve(GROWTH)
-    assert (cache.generation, cache.tensors[0].data_ptr()) == (first, address)
+    assert (cache.allocation, cache.tensors[0].data_ptr()) == (first, address)
     cache.reserve(GROWTH + 1)
-    assert cache.generation != first
-    second = cache.generation
+    assert cache.allocation != first
+    second = cache.allocation
     cache.release()
-    assert cache.generation != second
+    assert cache.allocation != second
     assert cache.slots == 0
 
 
@@ -190,10 +190,10 @@ def test_growth_makes_do_with_what_memory_has(most: int, monkeypatch: pytest.Mon
         return pages(place, size, **options)
 
     monkeypatch.setattr(mmap, "mmap", limited)
-    generation = cache.generation
+    generation = cache.allocation
     with pytest.raises(MemoryError) if most == 2 else contextlib.nullcontext():
         cache.reserve(2 * GROWTH + 1)
-    assert (cache.generation == generation) == (most == 2)
+    assert (cache.allocation == generation) == (most == 2)
     assert cache.slots == most * GROWTH
     assert contents(cache) == text
     write(cache, [5])

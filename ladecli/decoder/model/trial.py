@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import layout
 from ..compat import GENERATE_CACHE, cache_argument
 from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
-from ..faults import check_device, is_out_of_memory, reason_of
+from ..faults import check_alive, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
 from ..run.runner import Runner, whole
 from ..sampling import most_probable
@@ -64,7 +64,7 @@ class Trial:
         except Exception as error:
             if is_out_of_memory(error):
                 raise  # that says nothing about the family
-            check_device(input_device(model), error)
+            check_alive(input_device(model), error)
             raise UnsupportedModelError(f"a trial step failed: {reason_of(error)}") from error
         if not bool(expected.isfinite().all()):
             raise NaNLogitsError
@@ -91,7 +91,7 @@ class Trial:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            check_device(runner.device, error)
+            check_alive(runner.device, error)
             return f"failed: {reason_of(error)}"
         if off != off:
             return "gave NaN logits"

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from ..config import CAPTURED_WIDTHS, PREFILL_CHUNK, captured_width
-from ..faults import check_device, is_out_of_memory, reason_of
+from ..faults import check_alive, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, Target
 from ..layout import StepLayout, packed, words_for
 from ..model.attention import READS_LENGTH
@@ -266,7 +266,7 @@ class CudaGraphs(Runner):
         self._inputs: dict[int, StaticInputs] = {}
         # By rows: each is read before the next step is launched, so that steps can share it.
         self._logits: dict[int, Tensor] = {}
-        self._generation = cache.generation
+        self._allocation = cache.allocation
 
     def widths(self, limit: int) -> Sequence[int]:
         """See `Runner`."""
@@ -305,9 +305,9 @@ class CudaGraphs(Runner):
         """The captured step that a layout fits in, with room for it in the cache."""
         cache = self.cache
         cache.reserve(cache.length + width)
-        if cache.generation != self._generation:
+        if cache.allocation != self._allocation:
             self.forget()
-            self._generation = cache.generation
+            self._allocation = cache.allocation
         slots = cache.slots
         if self.model.attention not in READS_LENGTH:
             needed = max(cache.length + width, LEAST_SLOTS)
@@ -347,7 +347,7 @@ class CudaGraphs(Runner):
         try:
             self._steps[kind] = self._make(kind, layout)
         except Exception as error:
-            check_device(self.device, error)
+            check_alive(self.device, error)
             if is_out_of_memory(error):
                 self._too_large.add(kind.width)
             return reason_of(error)

@@ -18,7 +18,7 @@ from .. import layout
 from ..config import captured_width
 from ..errors import NaNLogitsError, NoMemoryError
 from ..events import PromptRead
-from ..faults import attempt, check_device
+from ..faults import attempt, check_alive
 from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State, StepResult
@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 
 class Fed(NamedTuple):
-    """What a step is of."""
+    """What a step feeds."""
 
     draft: Draft  # as far as there was room for it
     width: int  # tokens that this process feeds
@@ -68,8 +68,8 @@ class Executor:
     def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
         self.runner, self.cache = runner, runner.cache
         self.facts, self.max_context, self.chunk = facts, max_context, chunk
-        # The most pending tokens of a forward, such as those of the prompt, and the widest step,
-        # those left out: as far as this text has found out what memory suffices for.
+        # What memory was found to suffice for in this text: pending tokens of a forward, and the
+        # other tokens of a step.
         self._most_pending, self._widest = chunk, sys.maxsize
         self._has_read = True
         # The step under way; no result where memory did not suffice to start it.
@@ -220,8 +220,8 @@ class Executor:
             self.cache.keep(range(pending))
 
     def end(self) -> None:
-        """The text is complete."""
+        """The text ends with the step under way, or has ended; may be called again."""
 
     def leave(self, why: BaseException) -> None:
         """The text is given up; raises `DeviceLostError` where that is because of a fault."""
-        check_device(self.runner.device, why)
+        check_alive(self.runner.device, why)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..faults import check_device, is_out_of_memory, reason_of
+from ..faults import check_alive, is_out_of_memory, reason_of
 from ..kv_cache import KVCache
 from ..layout import StepLayout
 from ..model.attention.mask import StepMask
@@ -115,7 +115,7 @@ class Runner:
     def _do_without_kernels(self, error: Exception) -> None:
         """Go on after a kernel of ours has failed, as one can at a size that nothing has tried
         before; raises `DeviceLostError` where nothing can."""
-        check_device(self.model.device, error)
+        check_alive(self.model.device, error)
         self.model.use("sdpa")
         self.notices.append(f"steps run without Triton kernels, and slower: {reason_of(error)}")
 
