@@ -182,6 +182,8 @@ class StopStrings:
 
         After a stop string it is always empty.
         """
+        if not self._stops:
+            return text
         if self.found:
             return Text()
         known, held = len(self._held.written), self._held.joined(text)
