@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -103,6 +103,18 @@ def lade(*arguments: str, text: str = "", **env: str) -> subprocess.CompletedPro
     return Program(*arguments, text=text, **env).ended()
 
 
+def with_ranks(work: Callable[[], None]) -> int:
+    """Run a function of a module where ranks that it starts are forks; the exit code, 1 if it
+    fails."""
+    process = SERVER.Process(target=_work, args=(work, {**os.environ}), daemon=True)
+    process.start()
+    process.join(SECONDS)
+    code = process.exitcode
+    process.kill()
+    assert code is not None, "the program does not end"
+    return code
+
+
 class Spawn(pexpect.spawn):
     """`pexpect.spawn` for commands that begin with `python -m ladecli`."""
 
@@ -138,6 +150,19 @@ class _Child(ptyprocess.PtyProcess):
         return self.exitstatus
 
 
+def _let_ranks_fork() -> None:
+    forks = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda _: forks  # type: ignore[assignment]
+
+
+def _work(work: Callable[[], None], env: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    multiprocessing.current_process().daemon = False  # which might start none of its own
+    _let_ranks_fork()
+    work()
+
+
 def _run(
     arguments: list[str],
     streams: Sequence[Connection | None],
@@ -150,7 +175,7 @@ def _run(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    multiprocessing.current_process().daemon = False  # which might start none of its own
+    multiprocessing.current_process().daemon = False  # see `_work`
     # Tests in the background of a script ignore Ctrl-C; what a terminal starts does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
@@ -180,8 +205,7 @@ def _run(
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = opened
     sys.argv = ["lade", *arguments]
     if ranks:
-        forks = multiprocessing.get_context("fork")
-        multiprocessing.get_context = lambda _: forks  # type: ignore[assignment]
+        _let_ranks_fork()
 
     from ladecli.__main__ import run_and_exit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,18 @@ def test_a_session_keeps_what_it_learned_or_was_handed_over(demo: Model) -> None
     demo.session.start_over()
     assert len(demo.session.drafts.context.corpus) < 1 << 17
     assert decoded()[1] < steps
+    # What was forgotten since is learned anew.
+    other = range(300, 2300)
+    for first in range(70):
+        demo.session.drafts.learn_text([*other[first:], *other[:first]])
+    assert decoded(draft_text=text)[1] <= known[1]
+    # Threads wait until a step is over.
+    handed_over = threading.Thread(target=demo.session.add_draft_text, args=("def f():",))
+    with demo.session.decoder.lock:
+        handed_over.start()
+        handed_over.join(0.1)
+        assert handed_over.is_alive()
+    handed_over.join()
     half_updated = demo.session.drafts
     half_updated.broken = True  # Ctrl-C in the middle of an update
     assert decoded()[1] < steps

@@ -297,6 +297,26 @@ def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
         assert from_json(file.read_text()) == states[0]
 
 
+def test_a_line_that_was_cut_before_its_break_costs_no_other(tmp_path: Path) -> None:
+    """It can be read, though writing it failed."""
+    asked = Conversation().asked("a")
+    answered = asked.answered("b")
+    journal = Journal()
+    journal.path = tmp_path / "1.jsonl"
+    journal.record(answered, "demo")
+    whole = len(journal.path.read_bytes() + asked.as_change(answered, "demo").encode())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole - 1, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            journal.record(asked, "demo")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for now in (answered, answered.asked("c").answered("d")):
+        journal.record(now, "demo")
+        assert from_json(journal.path.read_text()) == now
+
+
 def test_a_chat_that_nothing_was_written_of_hides_no_older_one(
     talk: Lade, lade: Lade, tmp_path: Path
 ) -> None:

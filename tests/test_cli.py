@@ -883,8 +883,9 @@ def test_a_token_without_an_embedding_is_named(lade: Any, beyond: str, tmp_path:
     template.write_text("<tool>{{ messages[-1].content }}")
     told = lade("generate", beyond, "-p", "a", "-q").refused()
     assert "the chat template writes it, so use --raw" in told
-    (tmp_path / "x.txt").write_text("def <tool> def ")
-    asked = ("generate", beyond, "--raw", "-p", "def ", "-n", "9", "-q")
+    prompt = "def area(width, height):\n    return width"
+    (tmp_path / "x.txt").write_text(f"{prompt} <tool> * height\n" * 9)
+    asked = ("generate", beyond, "--raw", "-p", prompt, "-n", "20", "-q")
     assert lade(*asked, "--draft-text", str(tmp_path / "x.txt")).out == lade(*asked).out
 
 

@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
+from ladecli import models
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
 from ladecli.options.answer import RankedOptions
-from ladecli.options.model import StepOptions
+from ladecli.options.drafting import DraftOptions
+from ladecli.options.model import ModelOptions, PlacementOptions, SessionOptions, StepOptions
 from ladecli.session import setup as decode_setup
+from ladecli.specs import memory
 from ladecli.specs.device import Device
 
+from .hub_files import use_devices
 from .profiles.makers import shape
 
-GPU = Device("cuda", "cuda:0", "NVIDIA H200")
-CPU = Device("cpu", "cpu", "AMD EPYC")
+GPU = Device("cuda", "cuda:0", "NVIDIA H200", int(140e9))
+CPU = Device("cpu", "cpu", "AMD EPYC", int(32e9), 2)
 MPS = Device("mps", "mps", "Apple M4")
 NEEDS = "they need a CUDA GPU, and the model runs on"
 SPLIT = "the ranks of a model that is split wait for one another within every step"
@@ -92,3 +96,69 @@ def test_attention_comes_to_a_name(
     assert found.why
     latent = decode_setup.choose_attention(StepOptions(), GPU, replace(shape(), latent=576))
     assert latent.name == "sdpa"
+
+
+# What ranks decide together, and what memory has room for.
+
+PLENTY = 64e9
+
+
+class Others:
+    """Another rank, and what it has room for."""
+
+    def __init__(self, context: int = 2048, twice: bool = True) -> None:
+        self._found = context, twice
+
+    def gather(self, mine: tuple[int, bool]) -> list[tuple[int, bool]]:
+        return [mine, self._found]
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is decided for the demo model where so many bytes are free."""
+
+    def decided(
+        free: float, ranks: Any = None, sharing: int = 1, place: Any = None, **model: Any
+    ) -> decode_setup.Setup:
+        place = place or {"device": "cpu"}
+        devices = (CPU,) if place.get("device") == "cpu" else (GPU, CPU)
+        use_devices(monkeypatch, *devices, free=free)
+        planned = models.plan("demo", ModelOptions(**model), PlacementOptions(**place))
+        drafts = DraftOptions(profile=None if devices[0] is CPU else "h200")
+        return decode_setup.decide(
+            SessionOptions(**place, kernels=False), drafts, planned, ranks, sharing
+        )
+
+    return decided
+
+
+def test_weights_are_stored_twice_where_that_fits(decided: Any) -> None:
+    need = decided(PLENTY).working_memory
+    edge = (2 * need.weights + need.cache + need.step) / (1 - memory.SPARE)
+    assert [decided(edge + more).store_twice for more in (-1e5, 1e5)] == [False, True]
+    # Those who share a machine share its memory; no GPU is shared.
+    assert [decided(2 * edge + more, Others(), 2).store_twice for more in (-4e5, 4e5)] == [
+        *(False, True)
+    ]
+
+
+def test_ranks_have_the_room_of_the_one_that_has_least(decided: Any) -> None:
+    alike = decided(PLENTY, Others())
+    assert (alike.context, alike.store_twice, alike.notices) == (2048, True, ())
+    less = decided(PLENTY, Others(1024, twice=False))
+    assert (less.context, less.store_twice) == (1024, False)
+    assert less.notices == ("texts end at 1,024 tokens: another rank has less room",)
+
+
+def test_eight_bits_of_our_own_are_computed_in_float32(decided: Any) -> None:
+    full = decided(PLENTY, dtype="float32").working_memory
+    packed = decided(PLENTY, dtype="bfloat16", quantize="8bit").working_memory
+    assert packed.weights < full.weights
+    assert (packed.cache, packed.step) == (full.cache, full.step)
+
+
+def test_steps_of_a_model_on_several_devices_are_not_captured(decided: Any) -> None:
+    one = decided(PLENTY, place={"device": "cuda"}).working_memory
+    several = decided(PLENTY, place={"device": "cuda", "device_map": "auto"}).working_memory
+    assert several.weights == one.weights
+    assert several.step < one.step  # captured ones keep their memory

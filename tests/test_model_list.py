@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ladecli.errors import LoadError
+from ladecli.specs import hub
 from ladecli.specs.device import Device
 from ladecli.specs.model_files import missing_packages
 
@@ -244,3 +246,11 @@ def test_an_empty_cache_names_a_model_to_try(lade: Any) -> None:
 def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any) -> None:
     add_model(cache, "owner/name", family("t5", is_encoder_decoder=True), ONE)
     assert "'t5' are not supported" in lade("generate", address, "-p", "x").refused(1)
+
+
+def test_what_the_cache_lacks_is_downloaded(cache: Path) -> None:
+    folder = add_model(cache, "acme/half", LLAMA_7B | SMALL)  # all but its weights
+    # Loading asks the hub for the rest; a folder of the user's is complete, or wrong.
+    assert hub.check("acme/half", None, None, offline=False) == folder
+    with pytest.raises(LoadError, match="holds no weights"):
+        hub.check(str(folder), None, None, offline=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,13 +19,18 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ladecli.errors import UsageError
-from ladecli.options.answer import RankedOptions
+from ladecli.events import TextStep
+from ladecli.options.answer import GenerateRequest, RankedOptions
 from ladecli.profiles import races
+from ladecli.session import opening
 from ladecli.session.place import Place, assign_device, find_place
+from ladecli.session.session import Session, Settings
 from ladecli.specs import device
 from ladecli.specs.device import Device
+from ladecli.view.terminal import Terminal
 
 from . import forked
+from .decoding import text_ids
 from .families import new_model
 from .tokenizers_here import byte_level
 
@@ -105,14 +111,58 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_the_leader_leaves_no_process(number: signal.Signals, code: int) -> None:
+def test_the_leader_leaves_no_process(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     ranks = Ranks(*asked, forks=True)
     assert ranks.line()
     # As a terminal does with Ctrl-C: to all of the group; other signals reach the leader alone.
     send = os.killpg if number == signal.SIGINT else os.kill
     send(ranks.program.pid, number)
     assert ranks.ended()[0] == code
+    assert not [*tmp_path.iterdir()]  # nor a folder in which they met
+
+
+def break_off() -> None:
+    """Answers of two ranks that are interrupted at any moment of their last step, or left open."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def plain(session: Session) -> object:
+        return text_ids(session.stream(prompt, replace(shared, strategy="autoregressive")))
+
+    def text(session: Session) -> object:
+        return session.add_draft_text("class Zebra:\n    def stripes(self, many):\n" * 9)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    request = GenerateRequest(model="demo", parallel=2)
+    with opening.open_with_ranks(request, Terminal(quiet=True)) as session:
+        prompt = session.encode("def area(width, height):\n")
+        shared = Settings(max_new_tokens=20, ignore_eos=True)
+        expected = plain(session)
+        for number in range(60):
+            session.start_over()
+            events = session.stream(prompt, replace(shared, max_new_tokens=2))
+            while not isinstance(event := next(events), TextStep):
+                pass
+            if len(event.token_ids) < 2:
+                signal.setitimer(signal.ITIMER_REAL, 5e-4 + number * 5e-5)
+                with contextlib.suppress(KeyboardInterrupt):
+                    text_ids(events)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+        assert text_ids(session.stream(prompt, shared)) == expected
+        for meanwhile in (plain, text, Session.start_over):
+            left = session.stream(prompt, replace(shared, max_new_tokens=200))
+            assert [next(left), next(left)]
+            meanwhile(session)
+            assert text_ids(session.stream(prompt, shared)) == expected
+
+
+def test_an_answer_that_breaks_off_costs_no_later_one() -> None:
+    assert forked.with_ranks(break_off) == 0
 
 
 def launched(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:

@@ -128,10 +128,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     template = home / "template"
     template.write_text(
         "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}<|end|>\n"
-        "{% endfor %}<|assistant|>\n{% if thinks %}<think>\n{% endif %}"
+        "{% endfor %}{{ kind }}{{ size }}<|assistant|>\n{% if thinks %}<think>\n{% endif %}"
     )
     options = ("--host", "0.0.0.0", "--api-key", KEY, "--cors", ORIGIN)
-    options += ("--chat-template", str(template))
+    options += ("--chat-template", str(template), "--template-arg", "kind=plain and long")
     with Server(home, *options, "--system", "Be brief.", "-n", "9") as started:
         yield started
 
@@ -444,6 +444,23 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
         assert client.models.retrieve("demo").id == "demo"
+
+
+def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> None:
+    def prompt_tokens(*said: dict[str, str], **variables: str) -> int:
+        body = {"messages": [*said, HI], "chat_template_kwargs": variables}
+        status, answer, _ = guarded.ask("/v1/chat/completions", body, Authorization=f"Bearer {KEY}")
+        assert status == 200, answer
+        found: int = answer["usage"]["prompt_tokens"]
+        return found
+
+    usual, brief = prompt_tokens(), {"content": "Be brief."}
+    # A system message of the client's is the only one.
+    assert prompt_tokens({"role": "system", **brief}) == usual
+    assert prompt_tokens({"role": "developer", **brief}) == usual
+    # Its variables are beside the server's, or replace them.
+    assert prompt_tokens(size="") == prompt_tokens(kind="plain and long") == usual
+    assert prompt_tokens(kind="") < usual < prompt_tokens(size=" and wide")
 
 
 def test_a_key_is_asked_for(guarded: Server) -> None:

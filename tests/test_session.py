@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -30,6 +30,9 @@ class Crew:
     def __init__(self) -> None:
         self.tasks: list[tuple[Sequence[int], Settings]] = []
         self.open = 0
+
+    def drafts_changed(self) -> None:
+        assert self.open == 0, "drafts change while followers decode with what they were"
 
     def takes_part(self, settings: Settings) -> bool:
         return settings.strategy == "lookahead"
@@ -80,13 +83,25 @@ def test_followers_are_told_of_what_takes_them() -> None:
     assert crew.open == 0
 
 
-def test_an_answer_that_is_still_open_ends_when_another_is_asked_for() -> None:
-    """Followers would wait in it for ever."""
-    session = leading(Crew())
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda session: answer(session, PROMPT, PLAIN),
+        lambda session: session.add_draft_text("def area(width, height):"),
+        Session.start_over,
+    ],
+    ids=["an answer of the leader's own", "a draft text", "another start"],
+)
+def test_an_answer_that_is_still_open_ends_before_anything_else(
+    meanwhile: Callable[[Session], object],
+) -> None:
+    """Followers would wait in it for ever, or learn otherwise."""
+    crew = Crew()
+    session = leading(crew)
     first = session.stream([9, 9, 9], SHARED)
     next(first)
-    # An answer of the leader's own changes nothing for them: they still wait.
-    assert answer(session, PROMPT, PLAIN) == plain_answer()
+    meanwhile(session)
+    assert crew.open == 0
     assert answer(session, PROMPT, SHARED) == plain_answer()
     assert not [*first]
 

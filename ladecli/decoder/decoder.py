@@ -34,6 +34,7 @@ class Decoder:
     Attributes:
         max_context, batch_invariant: as above.
         runner, facts: how forwards are run; about the model.
+        lock: held while a step runs; to be held where another thread changes what it reads.
         cache: keys and values of the committed text.
         local: runs steps in this process.
     """
@@ -57,7 +58,7 @@ class Decoder:
         self.local = kind(runner, facts, self.max_context, chunk)
         # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
         # The thread that has it may free another one, which was left: that takes it again.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._owner = 0
         self._text: list[int] = []
 
@@ -68,7 +69,7 @@ class Decoder:
             keep_memory: whether the cache's memory is kept for the next text, and with it the
                 steps that were captured for its addresses.
         """
-        with self._lock:
+        with self.lock:
             self._owner += 1
             self._text = []
             self.cache.truncate(0)
@@ -164,7 +165,7 @@ class Decoder:
             return
         events = generation.events()
         try:
-            with self._lock:
+            with self.lock:
                 # The cache is this generation's, as far as it is of its text; one token at least
                 # is fed.
                 self._owner += 1
@@ -173,7 +174,7 @@ class Decoder:
                 generation.begin()
                 mine = self._owner
             while True:
-                with self._lock:
+                with self.lock:
                     if mine != self._owner:
                         raise DecoderError(
                             "another text was begun, or this one forgotten, which ends it: a model"
@@ -191,7 +192,7 @@ class Decoder:
             raise
         finally:
             # Ctrl-C can land between any two lines.  The last token has no keys yet.
-            with self._lock:
+            with self.lock:
                 events.close()
                 if mine == self._owner:
                     self.cache.truncate(len(tokens) - 1)

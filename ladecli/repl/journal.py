@@ -41,6 +41,8 @@ class Journal:
             OSError: it cannot be written; the next time is a new try.
         """
         new = not self.path.exists()
+        if self._torn:  # whether what was written last can be read is not known
+            self._written = Conversation()
         if conversation == self._written or (new and not conversation.messages):
             return
         if new:

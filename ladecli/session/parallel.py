@@ -142,7 +142,7 @@ class Followers:
         self._known = None
         begun = self._executor.begun
         try:
-            self._ranks.broadcast(Order(tuple(prompt), settings, unknown))
+            self._ranks.gather(Order(tuple(prompt), settings, unknown))
             yield
         except GeneratorExit:
             self._known = drafts
@@ -279,14 +279,16 @@ def _run_child(
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
-    threading.Thread(target=end_with_leader, daemon=True).start()
+    ending = threading.Thread(target=end_with_leader, daemon=True)
+    ending.start()
     os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
     try:
         _follow(place, request, plan, rendezvous)
     except BaseException as error:
         if not isinstance(error, RankError):
             last_words.send((place.rank, describe_error(error)))
-    os._exit(1)  # the leader ends this process, unless it failed
+            os._exit(1)
+    ending.join()  # the leader ends this process; or has ended itself, and left its folder
 
 
 def _follow(place: Place, request: RankedOptions, plan: Planner, rendezvous: str) -> None:
@@ -302,7 +304,10 @@ def _follow(place: Place, request: RankedOptions, plan: Planner, rendezvous: str
     session = load(ranks)
     while True:
         try:
-            order: Order = ranks.broadcast()
+            # A leader that was broken off in the last step of an answer, which has ended here, says
+            # so before it asks for another one.
+            while not isinstance(order := ranks.gather(None)[0], Order):
+                pass
         except RankError:  # the leader has ended, and its exit code tells how
             return
         if order.drafts is not None:

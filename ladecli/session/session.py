@@ -139,8 +139,14 @@ class Session:
 
     def start_over(self) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more."""
+        self._end_shared()
         self.decoder.forget(keep_memory=True)
         self._forget_drafts()
+
+    def _end_shared(self) -> None:
+        """End an answer of all ranks that was left open: followers do one thing at a time."""
+        if self._shared is not None:
+            self._shared.close()
 
     def add_draft_text(self, text: str, *, lasting: bool = True) -> int:
         """Let drafts know a text that answers may repeat, whole or in parts; its tokens.
@@ -151,17 +157,18 @@ class Session:
             text: of which an answer can repeat no more than the context holds.
             lasting: whether it outlives `start_over`.
         """
+        self._end_shared()
         encoded = token_ids(self.loaded.tokenizer, text, special=False)
         ids = [i for i in encoded if i < self.decoder.facts.vocabulary]
-        if ids not in self._draft_texts:
-            if lasting:
-                self._draft_texts.append(ids)
-                # Drafts know the newest texts alone; an editor hands over hundreds of versions.
-                while sum(map(len, self._draft_texts[1:])) > MAX_CORPUS:
-                    del self._draft_texts[0]
-            else:
-                ids = ids[: self.decoder.max_context]
-            self.drafts.learn_text(ids)
+        if lasting and ids not in self._draft_texts:
+            self._draft_texts.append(ids)
+            # Drafts know the newest texts alone; an editor hands over hundreds of versions.
+            while sum(map(len, self._draft_texts[1:])) > MAX_CORPUS:
+                del self._draft_texts[0]
+        known = ids if lasting else ids[: self.decoder.max_context]
+        if known not in self.drafts.context.corpus:
+            with self.decoder.lock:
+                self.drafts.learn_text(known)
             if self.followers is not None:
                 self.followers.drafts_changed()
         return len(ids)
@@ -310,8 +317,10 @@ class Session:
             PromptError: the prompt is empty or too long.
             RankError: a rank is gone.
         """
-        if self.drafts.broken:
-            self._forget_drafts()
+        self._end_shared()
+        with self.decoder.lock:
+            if self.drafts.broken:
+                self._forget_drafts()
         settings, followers = self._prepared(settings), self.followers
         # Followers are only told about answers that use all ranks.
         together = followers is None or followers.takes_part(settings)
@@ -325,9 +334,6 @@ class Session:
         seconds = None if self._follows else self.loaded.defaults.max_seconds
         if followers is None or not together:
             return text_events(events, text, cost, cancelled, contextlib.nullcontext(), seconds)
-        if self._shared is not None:
-            # Followers do one thing at a time, and block in an unfinished answer.
-            self._shared.close()
         answering = followers.answering(prompt, settings, self.drafts)
         self._shared = text_events(events, text, cost, cancelled, answering, seconds)
         return self._shared

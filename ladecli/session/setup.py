@@ -70,7 +70,7 @@ def decide(
     options, effects = _without_effect(options, planned)
     attention, raced = choose_attention(options, device, shape), None
     if ranks is not None:  # each may have found another one a little faster
-        attention, raced = ranks.broadcast((attention, races.read(device)))
+        attention, raced = ranks.gather((attention, races.read(device)))[0]
     no_graphs = why_no_graphs(options, device, split)
     choice = choose_profile(drafts.profile, options, device, shape, split)
     base = choice.base(drafts.wants_paper)

@@ -32,6 +32,14 @@ class SuffixAutomaton:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __contains__(self, tokens: Iterable[int]) -> bool:
+        state = 0
+        for token in tokens:
+            if (following := self._next[state].get(token)) is None:
+                return False
+            state = following
+        return True
+
     def extend(self, token: int) -> None:
         """Append one token; amortised constant time."""
         following, link, length = self._next, self._link, self._length

@@ -110,12 +110,6 @@ class DistributedTransport:
 
         return [pickle.loads(content) for content in self._wait(exchange)]
 
-    def broadcast(self, mine: Any = None) -> Any:
-        """Rank 0's object, which can be pickled, on all ranks; errors as in `gather`."""
-        box = [mine]
-        self._wait(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
-        return box[0]
-
     def _gather_bytes(self, data: bytes, room: int) -> list[tuple[int, bytes]]:
         """How many bytes every rank has, and the first `room` of them at most."""
         head = len(data).to_bytes(8, "little")
