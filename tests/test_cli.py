@@ -431,6 +431,14 @@ def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) ->
     answer = lade(*command, "--draft-text", str(known)).json()
     assert answer["token_ids"] == without["token_ids"]
     assert answer["decode"]["steps"] < without["decode"]["steps"] / 2
+    # A pool file has it once, however often both are given.
+    pool = tmp_path / "drafts.pool"
+    known.write_text(without["text"] * 30)
+    sizes = []
+    for _ in range(2):
+        lade(*command, "--draft-text", str(known), "--pool-file", str(pool))
+        sizes.append(pool.stat().st_size)
+    assert sizes[1] < 1.5 * sizes[0]
 
 
 def test_prompts_go_through_the_template_where_there_is_one(lade: Any, model_folder: str) -> None:
