@@ -254,7 +254,6 @@ class Sampler:
         if not self._greedy:
             self._noise = {p: noise for p, noise in self._noise.items() if p >= len(self._text)}
 
-    @torch.inference_mode()
     def read(self, logits: Tensor, layout: StepLayout, draft: Draft) -> Callable[[], StepResult]:
         """Read out a step: launch all that there is to compute; what is returned waits for it, and
         walks down the tree.

@@ -289,7 +289,7 @@ class CudaGraphs(Runner):
         kind = self._kind(layout, width)
         step = self._steps.get(kind)
         if step is None:
-            return lambda: read(self._capture_and_run(kind, layout))()
+            return partial(self._read_out, partial(self._capture_and_run, kind), layout, read)
         self._steps.move_to_end(kind)
         return read(self._launch(step, layout))
 
@@ -324,7 +324,6 @@ class CudaGraphs(Runner):
         step.replay()
         return _rows(step.logits, layout.outputs)
 
-    @torch.inference_mode()
     def _capture_and_run(self, kind: Kind, layout: StepLayout) -> Tensor:
         why = self._failure(kind, layout)
         if why is not None and kind.width not in self._too_large:
