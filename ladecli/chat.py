@@ -186,9 +186,9 @@ def loop(chat: Chat, first: str | None = None) -> None:
 
 
 def _turn(chat: Chat, text: str | None = None) -> None:
-    draft, chat.draft = chat.draft, ""
+    unsent, chat.unsent = chat.unsent, ""
     try:
-        text = chat.reader.read(draft) if text is None else text
+        text = chat.reader.read(unsent) if text is None else text
         text.encode()  # some terminals and locales let any byte through
         if text in LEAVE:
             chat.leaving = True

@@ -83,6 +83,11 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
+def expanded(name: str) -> Path:
+    """A path as a shell would take it: ~ is a home folder, where there is such a user."""
+    return Path(os.path.expanduser(name))
+
+
 def read_named(name: str, kind: str) -> bytes:
     """All of a file, whose name may begin with ~; messages call it `kind` and its name.
 
@@ -91,7 +96,7 @@ def read_named(name: str, kind: str) -> bytes:
     """
     called = f"the {kind} {name}"
     try:
-        return read(Path(os.path.expanduser(name)), pipes=True)
+        return read(expanded(name), pipes=True)
     except FileNotFoundError:
         raise UsageError(f"there is no {kind} {name}; check the path") from None
     except IsADirectoryError:

@@ -130,6 +130,23 @@ def test_stdout_is_for_the_answer(lade: Any, option: str, tmp_path: Path, monkey
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("replay", "~nosuch/x"), "there is no trace ~nosuch/x; check the path"),
+        (("generate", "~nosuch/x", "-p", "a"), "there is no model folder ~nosuch/x"),
+        (("generate", "-p", "a", "--svg", "~nosuch/x"), "~nosuch does not exist"),
+        (("bench", "--report", "~nosuch/x.md"), "~nosuch does not exist"),
+    ],
+)
+def test_a_home_of_nobody_is_a_name_like_others(
+    arguments: tuple[str, ...], told: str, lade: Any
+) -> None:
+    result = lade(*arguments)
+    assert told in result.err
+    assert "RuntimeError" not in result.err
+
+
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless device")
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(OSError, match="it holds more than 100 MB"):

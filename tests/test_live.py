@@ -34,9 +34,9 @@ class Terminal:
             legacy_windows=False,
         )
         self.now = self.reading = 0.0  # reading: what each look at the clock takes
-        self.tally, renderer = Tally(), MarkdownRenderer(True, colours)
+        self.tally, self.renderer = Tally(), MarkdownRenderer(True, colours)
         self.view = LiveView(
-            self.console, self.tally, renderer, max_context=2048, clock=self._clock
+            self.console, self.tally, self.renderer, max_context=2048, clock=self._clock
         )
         self._stream.feed("$ lade\r\n")
 
@@ -64,7 +64,9 @@ class Terminal:
         return self.show(*(step(text[at : at + size], source) for at in range(0, len(text), size)))
 
     def redraw(self) -> list[str]:
-        self.view.redraw()
+        """An event without text, late enough to be drawn."""
+        self.now += 10
+        self.view.show(PromptRead(1, 1, 0.1))
         self.update()
         return self.lines
 
@@ -175,7 +177,7 @@ def test_a_switch_in_the_middle_changes_the_row_that_grows() -> None:
     terminal.say("**bold** is\nnow **bold**, ", 50, "context")
     cell = terminal.screen.buffer[2][8]
     assert (cell.bold, cell.fg) == (True, "default")
-    terminal.view.renderer.markdown, terminal.view.renderer.colours = False, True
+    terminal.renderer.markdown, terminal.renderer.colours = False, True
     terminal.redraw()
     cell = terminal.screen.buffer[2][8]
     assert (cell.bold, cell.fg) == (False, "brightblue")

@@ -19,7 +19,7 @@ from ladecli.decoder.strategy import Room, State
 from ladecli.files import toml
 from ladecli.profiles import races, user
 from ladecli.specs.device import detect
-from ladecli.tune.measure import CURRENT, PLAIN, Curve, Outcome, Tuner, candidates, setting_of
+from ladecli.tune.measure import CURRENT, PLAIN, Curve, Outcome, Tuner, make_candidates, setting_of
 
 from .families import new_model
 from .tokenizers_here import byte_level
@@ -83,7 +83,7 @@ def curve_of(decoder: Any, seconds: float) -> Curve:
 
 def found_by(decoder: Any, seconds: float = 20.0, plain: float = 4e-3) -> Outcome | None:
     tuner = Tuner(decoder, frozenset({9}), clock=lambda: decoder.now)
-    return tuner.search(PROMPTS, candidates(COST, CONFIG, on_cpu=False), seconds, plain)
+    return tuner.search(PROMPTS, make_candidates(COST, CONFIG, on_cpu=False), seconds, plain)
 
 
 def best_at(budget: int, gain: float) -> FakeDecoder:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import suites
+from .. import files, suites
 from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
@@ -48,10 +48,10 @@ def run(request: BenchRequest) -> int:
         The exit code: 0, 1 if a method failed, 130 after Ctrl-C.
     """
     swept = methods.check(request)
-    paths = [Path(name).expanduser() for name in request.report or []]
+    paths = list(map(files.expanded, request.report or []))
     for path in paths:
         report.check(path)
-        if path.resolve() == Path(request.prompts).expanduser().resolve():
+        if path.resolve() == files.expanded(request.prompts).resolve():
             raise UsageError(f"--prompts and --report are the same file, {path}; name another")
     terminal = Terminal(request.color, request.quiet)
     prompts = None
@@ -119,7 +119,7 @@ def _measure(
         machine=Machine.of(session),
         model=MeasuredModel.of(session),
         attention_why=session.setup.attention.why,
-        conditions=_conditions(request, session, swept, len(tasks), chosen[0][1], choice.profile),
+        conditions=_conditions(request, session, swept, len(tasks), chosen[0][1]),
         methods=tuple(method for method, _ in chosen),
         runs=tuple(measured.runs),
         skipped=(*skipped, *measured.skipped.values()),
@@ -160,7 +160,7 @@ def _make_tasks(
 
 
 def _conditions(
-    request: BenchRequest, session: Session, swept: Sweep, rows: int, first: Settings, profile: str
+    request: BenchRequest, session: Session, swept: Sweep, rows: int, first: Settings
 ) -> Conditions:
     """The conditions of a result; `first` are the settings of any method: all sample alike."""
     return Conditions(
@@ -171,7 +171,7 @@ def _conditions(
         ignore_eos=request.ignore_eos,
         template=first.template is not None,
         sampling=sampling_shown(first.sampling),
-        profile=profile,
+        profile=session.choice.profile,
         sweep=swept,
         command=command_line(sys.argv[1:]),
         ranks=session.ranks,

@@ -60,7 +60,7 @@ def run(request: CompareRequest) -> int:
     """
     files = {"a": request.a, "b": request.b}
     results = {side: read(Path(file)) for side, file in files.items()}
-    found = compare(**results)
+    found, terminal = compare(**results), Terminal(request.color)
     if request.json:
         named = {s: {"file": files[s], "created": results[s].created} for s in files}
         # ASCII only: names in the files must not reach a terminal as control sequences.
@@ -72,7 +72,7 @@ def run(request: CompareRequest) -> int:
             for side, each in results.items()
         ]
         document = _document(found, printable("\n".join(sides)))
-        render.terminal(document, Terminal(request.color).console(sys.stdout))
+        render.terminal(document, terminal.console(sys.stdout))
     if request.fail_on_slower and found["other_work"]:
         what = ", ".join(found["other_work"])
         raise UsageError(
@@ -86,7 +86,7 @@ def run(request: CompareRequest) -> int:
     failed += [f"{name} is missing in B" for name in found["missing"]]
     if not (request.fail_on_slower and failed):
         return 0
-    Terminal(request.color).say(f"--fail-on-slower: {', '.join(failed)}")
+    terminal.say(f"--fail-on-slower: {', '.join(failed)}")
     return 1
 
 
@@ -291,5 +291,5 @@ def _both(pair: Mapping[str, float] | None, tell: Callable[[float], str]) -> str
     return a if a == b else f"{a} → {b}"
 
 
-def _percent(ratio: float) -> str:
-    return f"{round(100 * (ratio - 1.0), 1) + 0.0:+.1f} %"  # never "-0.0"
+def _percent(factor: float) -> str:
+    return f"{round(100 * (factor - 1.0), 1) + 0.0:+.1f} %"  # never "-0.0"

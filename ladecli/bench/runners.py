@@ -67,7 +67,7 @@ class MethodRunner(Protocol):
 
 
 class OwnRunner:
-    """One of our own strategies; the method's replaces that of the settings."""
+    """One of our own strategies: the method's, whatever that of the settings is."""
 
     def __init__(self, method: Method, session: Session, settings: Settings) -> None:
         self.method = method

@@ -198,15 +198,15 @@ def judge(logs: Sequence[float], margin: float) -> Change:
     from scipy.stats import bootstrap, wilcoxon
 
     values = np.asarray(logs)
-    ratio = math.exp(np.median(values))
+    change = math.exp(np.median(values))
     # With fewer answers, even signs that all agree are not significant.
     if len(values) < math.ceil(math.log2(2 / ALPHA)):
-        return Change(UNCLEAR, ratio, None, None, len(values))
+        return Change(UNCLEAR, change, None, None, len(values))
     found = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
     low, high = map(math.exp, found.confidence_interval)
     visible = max(high - 1.0, 1.0 / low - 1.0, margin)  # what the change may be, either way
     verdict = EQUAL if visible <= VISIBLE else UNCLEAR
     significant = wilcoxon(values, zero_method="zsplit").pvalue <= ALPHA
-    if significant and abs(math.log(ratio)) > math.log1p(margin):
-        verdict = SLOWER if ratio > 1.0 else FASTER
-    return Change(verdict, ratio, low, high, len(values))
+    if significant and abs(math.log(change)) > math.log1p(margin):
+        verdict = SLOWER if change > 1.0 else FASTER
+    return Change(verdict, change, low, high, len(values))

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 LOOKUP = 10
 """Tokens that transformers' prompt lookup proposes, as in its documentation."""
 WARM_UPS, WARM_UP_TOKENS, PROMPT = 3, 16, 256
-"""Texts before compiled steps count, tokens of each, and of their prompt at most: the first text
-compiles the steps, and on a GPU the next ones capture them."""
+"""Texts that warm compiled steps up, tokens of each, and tokens of their prompt at most: the first
+text compiles the steps, and on a GPU the next ones capture them."""
 
 
 class StockRunner:
@@ -58,7 +58,7 @@ class StockRunner:
     @property
     def built(self) -> int:
         """Steps compiled so far: a text that is longer than any before it needs another."""
-        return compilations() if self._cache else 0
+        return compilations() if self._cache is not None else 0
 
     def begin(self) -> None:
         """Free the memory of our own decoder; captured steps stay, for they are slow to make."""

@@ -259,11 +259,10 @@ class Verifier:
         from ..decoder.rescoring import Rescorer
 
         loaded = session.loaded
-        choice = session.choice
         self._session, self._cancelled, self._advance = session, cancelled, advance
         template = request.template(session.has_template)
         self._settings = opening.settings_of(
-            request, choice, loaded.defaults.without_samples, template
+            request, session.choice, loaded.defaults.without_samples, template
         )
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)

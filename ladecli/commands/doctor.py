@@ -96,7 +96,7 @@ def run(request: DoctorRequest) -> int:
                 screen.print_finding(finding, console)
         bad = [level for level in (PROBLEM, WARNING) if level in levels]
         summary = " and ".join(counted(levels.count(level), level) for level in bad)
-        style = screen.style_of(bad[0] if bad else OK)
+        style = screen.level_style(bad[0] if bad else OK)
         screen.line(console, f"{summary or 'Nothing is wrong'}.", f"bold {style}")
     return int(PROBLEM in levels)
 

@@ -90,7 +90,7 @@ class Chat:
         self.file: Path | None = None  # where the conversation was saved or loaded last
         self.page: Path | None = None  # where it was saved last for reading alone
         self.saved: Conversation | None = None  # can be loaded again from a file
-        self.draft = ""  # what the next input begins with
+        self.unsent = ""  # what the next input begins with
         # What the next message follows, where it replaces the last one.
         self.base: Conversation | None = None
         self.attached: list[str] = []  # texts of files that go with the next message
@@ -191,7 +191,7 @@ class Chat:
         finally:
             if self.conversation is before:
                 # It was not answered, and must not be lost; nor what was typed since.
-                self.draft = "\n".join(filter(None, (escape(text), self.draft)))
+                self.unsent = "\n".join(filter(None, (escape(text), self.unsent)))
             else:
                 self.base, self.attached = None, []
 
@@ -276,7 +276,7 @@ class Chat:
         if memory and tally.reason == "memory":
             raise LadeError(memory)
         if tally.reason == "interrupted":
-            self.draft = self.reader.take_back()  # it is not sent, and must not be lost
+            self.unsent = self.reader.take_back()  # it is not sent, and must not be lost
             if not self.reader.interactive:
                 raise KeyboardInterrupt
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
@@ -26,7 +24,7 @@ from ..visualize import legend
 from .chat import Chat
 from .compare import compare_again
 from .reader import escape
-from .settings import LIVE, TUNED, change, find_option, in_effect, known, suggestion, values_of
+from .settings import LIVE, TUNED, change, find_live, find_option, in_effect, suggestion, values_of
 
 Action = Callable[[Chat, str], None]
 _COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
@@ -121,17 +119,17 @@ class CommandCompleter(Completer):
             path = text.partition(" ")[2]
             yield from PathCompleter(expanduser=True).get_completions(Document(path), event)
             return
-        known: Iterable[str] = ()
+        names: Iterable[str] = ()
         match [found.name, *before[1:]] if found else before:
             case [] | ["help"]:
-                known = COMMANDS
+                names = COMMANDS
             case ["set" | "show"]:
-                known = LIVE
+                names = LIVE
             case ["profile"]:
-                known = values_of("profile")
+                names = values_of("profile")
             case ["set", option]:
-                known = values_of(option)
-        for name in known:
+                names = values_of(option)
+        for name in names:
             if name.startswith(typed.lower()):
                 help = "" if before else COMMANDS[name].help
                 yield Completion(name, start_position=-len(typed), display_meta=help)
@@ -178,7 +176,7 @@ def edit(chat: Chat, text: str) -> None:
     if text:
         chat.say(text)
         return
-    chat.draft = escape(question)
+    chat.unsent = escape(question)
     keys = "edit and press Enter; Ctrl-X Ctrl-E opens your editor, Ctrl-C keeps the old one"
     chat.note(keys if chat.reader.edits else "type the new text; an empty line keeps the old one")
 
@@ -191,7 +189,7 @@ def paste(chat: Chat, name: str) -> None:
         chat.note("no file goes with the next message")
         return
     text = files.read_text(name).rstrip()
-    title, fence = _path(name).name, "```"
+    title, fence = files.expanded(name).name, "```"
     if not text:
         raise UsageError(f"{name} is empty; name another file")
     while fence in text:
@@ -204,8 +202,8 @@ def paste(chat: Chat, name: str) -> None:
 @command("/draft FILE")
 def draft(chat: Chat, name: str) -> None:
     """Let replies repeat a text faster, unread by the model."""
-    known = chat.session.add_draft_text(files.read_text(name))
-    chat.note(f"drafts know {_path(name).name} ({counted(known, 'token')})")
+    added = chat.session.add_draft_text(files.read_text(name))
+    chat.note(f"drafts know {files.expanded(name).name} ({counted(added, 'token')})")
 
 
 @command("/reset")
@@ -222,7 +220,7 @@ def reset(chat: Chat, _: str) -> None:
 @command("/save [FILE]")
 def save(chat: Chat, name: str) -> None:
     """Save the conversation; a FILE.md is for reading alone."""
-    path = _path(name) if name else chat.file or chat.page
+    path = files.expanded(name) if name else chat.file or chat.page
     if path is None:
         raise UsageError("no file has this chat yet; name a file: /save FILE")
     if path not in (chat.file, chat.page):
@@ -244,7 +242,7 @@ def load(chat: Chat, name: str) -> None:
     try:
         loaded = from_json(files.read_text(name))
     except ValueError as error:
-        if _path(name).suffix == ".md":
+        if files.expanded(name).suffix == ".md":
             fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
             raise UsageError(f"{name} is not a saved chat: {fix}") from None
         raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
@@ -255,7 +253,7 @@ def load(chat: Chat, name: str) -> None:
             f"this chat has {count} that you have not saved; /save FILE or /reset first"
         )
     chat.conversation = chat.saved = loaded
-    chat.file, chat.page = _path(name), None
+    chat.file, chat.page = files.expanded(name), None
     chat.note(f"loaded {loaded.summary(LINE)}")
 
 
@@ -268,15 +266,15 @@ def copy(chat: Chat, name: str) -> None:
     if not (text := replies[-1]):
         raise UsageError("the last reply has no answer to copy; /regenerate makes another")
     if name:
-        files.check_new(_path(name), "/copy")
-        files.write(_path(name), text + "\n", "/copy")
+        files.check_new(files.expanded(name), "/copy")
+        files.write(files.expanded(name), text + "\n", "/copy")
     elif chat.console.is_terminal:
         # OSC 52: the terminal takes it, also from the far end of an SSH connection.
         encoded = base64.b64encode(text.encode()).decode()
         chat.console.file.write(f"\x1b]52;c;{encoded}\x07")
     else:
         raise UsageError("there is no terminal with a clipboard; name a file: /copy FILE")
-    where = f"copied to {_path(name)}" if name else "sent to the terminal's clipboard"
+    where = f"copied to {files.expanded(name)}" if name else "sent to the terminal's clipboard"
     chat.note(f"{counted(len(text), 'character')} {where}")
 
 
@@ -297,7 +295,7 @@ def set_option(chat: Chat, argument: str) -> None:
     if not value or not value[0]:
         show(chat, name)
         return
-    before, name = in_effect(chat), known(name).name
+    before, name = in_effect(chat), find_live(name).name
     chat.change(change(chat.request, name, value[0].strip()))
     chat.show_new_notices()
     # Also the options that changed because of it.
@@ -397,8 +395,3 @@ def _last_question(chat: Chat) -> str:
     if question is None:
         raise UsageError("there is no message yet; send one first")
     return question
-
-
-def _path(name: str) -> Path:
-    """A file as a shell would take it, ~ included."""
-    return Path(os.path.expanduser(name))

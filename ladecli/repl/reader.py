@@ -78,22 +78,22 @@ class Reader:
     """
 
     edits = False
-    """Whether a draft can be edited."""
+    """Whether what stands in the input can be edited."""
 
     def __init__(self, stream: TextIO, screen: TextIO | None = None) -> None:
         self.interactive = screen is not None  # whether a user types the messages
         self._stream = stream
         self._screen = screen
 
-    def read(self, draft: str = "") -> str:
-        """The next message; a draft is shown, or stands in the input where it can be edited.
+    def read(self, unsent: str = "") -> str:
+        """The next message; one not sent yet is shown, or stands in the input to be edited.
 
         Raises:
             EOFError: there is none any more.
             KeyboardInterrupt: Ctrl-C.
             UsageError, UnicodeError: the input is not text that can be sent.
         """
-        message = self._line(f"{draft}\n> " if draft else "> ")
+        message = self._line(f"{unsent}\n> " if unsent else "> ")
         try:
             while quotes_open(message):
                 message += "\n" + self._line("  ")
@@ -184,16 +184,17 @@ class TerminalReader(Reader):
             ),
         )
 
-    def read(self, draft: str = "") -> str:
-        """The next message; Enter sends it, and the draft stands in the input, if it fits there."""
+    def read(self, unsent: str = "") -> str:
+        """The next message; Enter sends it, and one not sent yet stands in the input, if it fits
+        there."""
         size, hint = self._output.get_size(), ""
-        if sum(1 + len(line) // size.columns for line in draft.split("\n")) > size.rows // 2:
+        if sum(1 + len(line) // size.columns for line in unsent.split("\n")) > size.rows // 2:
             # It would push what was said of it off the screen.
             history = self._session.history
-            if history.get_strings()[-1:] != [draft]:
-                history.append_string(draft)
-            draft, hint = "", "the arrow up brings the message back"
-        return unquote(self._session.prompt(default=draft, placeholder=[("class:hint", hint)]))
+            if history.get_strings()[-1:] != [unsent]:
+                history.append_string(unsent)
+            unsent, hint = "", "the arrow up brings the message back"
+        return unquote(self._session.prompt(default=unsent, placeholder=[("class:hint", hint)]))
 
     def take_back(self) -> str:
         """See `Reader`; without keys that write no text."""

@@ -18,12 +18,12 @@ from ..options.declare import ALIASES, Setting, settings_of
 if TYPE_CHECKING:
     from .chat import Chat
 
-_MODELS = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty")
+_MODEL_DEFAULTS = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty")
 """Options whose default is in the model's generation config."""
 TUNED = ("window", "ngram", "guesses", "budget", "sources")
 """Options whose default is in the profile."""
 LIVE = (
-    *("strategy", "profile", *TUNED, *_MODELS, "seed"),
+    *("strategy", "profile", *TUNED, *_MODEL_DEFAULTS, "seed"),
     *("max-new-tokens", "stop", "ignore-eos", "chat-template", "template-arg"),
     *("reasoning", "markdown", "token-colors", "stats"),
 )
@@ -50,10 +50,10 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         UsageError, ConfigError: there is no such option, it can only be set at start, or it
             cannot have this value; the message says what it may be.
     """
-    setting, word = known(name), text.lower()
+    setting, word = find_live(name), text.lower()
     origins = {**request.origins, setting.key: "set in this chat"}
     value: Any
-    if word == "off" and setting.name in _MODELS:  # whatever the model's own value is
+    if word == "off" and setting.name in _MODEL_DEFAULTS:  # whatever the model's own value is
         value = getattr(SamplingConfig(), setting.key)
     elif word == "default" or (setting.kind is not bool and word in ("none", "off")):
         value = setting.default
@@ -79,7 +79,7 @@ def _key(argument: str) -> str:
     return argument.partition("=")[0]
 
 
-def known(name: str) -> Setting:
+def find_live(name: str) -> Setting:
     """The option of this name, which a chat can change.
 
     Raises:
@@ -109,11 +109,13 @@ def find_option(name: str) -> Setting:
 
 def values_of(name: str) -> Iterable[str]:
     """The values of an option where they are few words; for completion."""
-    if name in ("profile", "sources"):
-        return profiles.names() if name == "profile" else SOURCES
+    if name == "profile":
+        return profiles.names()
+    if name == "sources":
+        return SOURCES
     if name not in LIVE:
         return ()
-    setting = known(name)
+    setting = find_live(name)
     return ("on", "off") if setting.kind is bool else setting.choices
 
 
@@ -141,8 +143,8 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
     base, found = chat.choice.base(request.wants_paper), {}
     for key, setting in settings_of(ChatRequest).items():
         name = setting.name
-        models = name in _MODELS and chat.session.loaded.defaults.states(key)
-        origin = "the model's" if models else "default"
+        stated = name in _MODEL_DEFAULTS and chat.session.loaded.defaults.states(key)
+        origin = "the model's" if stated else "default"
         if key in request.origins:
             origin = request.origins[key]
         elif name in TUNED and getattr(settings.lookahead, key) != getattr(base, key):

@@ -54,7 +54,7 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text = worker.figures.text(len(desk.open))
+        text = worker.counters.text(len(desk.open))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/v1/models")
@@ -166,17 +166,17 @@ class _Chat:
         self._opening = {"role": "assistant", "content": ""}  # of the first part
         self._length = 0  # of the text so far
 
-    def shown(self, part: Part, name: str, **ends: Any) -> dict[str, Any]:
-        """A part of the answer, or all of it, as the object of a name, with what ends it."""
+    def shown(self, part: Part, name: str, **totals: Any) -> dict[str, Any]:
+        """A part of the answer, or all of it, as the object of a name, with its totals."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": part.finish}
         if part.logprobs:
             choice["logprobs"] = self._logprobs(part.logprobs)
         choice |= self._said(part, "message" if name == self.whole else "delta")
-        return self._about | {"object": name, "choices": [choice]} | ends
+        return self._about | {"object": name, "choices": [choice]} | totals
 
     def usage(self, part: Part) -> dict[str, Any]:
         """What comes after the last part, where a client asks for that."""
-        return self._about | {"object": self.chunk, "choices": []} | part.ends
+        return self._about | {"object": self.chunk, "choices": []} | part.totals
 
     def _said(self, part: Part, key: str) -> dict[str, Any]:
         said, self._opening = self._opening, {}
@@ -233,12 +233,12 @@ class _Desk:
         try:
             wanted = await _read(request, kind)
         except Refused:
-            self._worker.figures.refuse()
+            self._worker.counters.refuse()
             raise
         parts = self._parts(wanted)
         if not wanted.stream:
             part = await _while_there(request, _whole(parts))
-            return JSONResponse(form.shown(part, form.whole, **part.ends))
+            return JSONResponse(form.shown(part, form.whole, **part.totals))
         # What is wrong shows before the first part, and is no stream.
         first = await _while_there(request, anext(parts))
         events = _events(form, first, parts, wanted)
@@ -253,7 +253,7 @@ class _Desk:
             message = f"the queue of {self._most} is full; ask again after {seconds} s"
             refusal = Refused(429, message, code="queue_full")
             refusal.headers = {"Retry-After": seconds}
-            self._worker.figures.refuse()
+            self._worker.counters.refuse()
             raise refusal
         loop, found = asyncio.get_running_loop(), asyncio.Queue[Part | Refused]()
 
@@ -290,7 +290,7 @@ async def _whole(parts: AsyncIterator[Part]) -> Part:
 
 
 async def _while_there(request: Request, work: Awaitable[Part]) -> Part:
-    """The part that some work comes to, which ends where the client leaves."""
+    """The part that some work yields; where the client leaves, the work is cancelled."""
     task = asyncio.ensure_future(work)
     # The body was read: what else is received is that the client has left.
     left = asyncio.ensure_future(request.receive())
@@ -318,7 +318,7 @@ async def _events(
     except Refused as error:
         yield _event(_described(error))
         return
-    yield _event(form.shown(part, form.chunk, **({} if separate else part.ends)))
+    yield _event(form.shown(part, form.chunk, **({} if separate else part.totals)))
     if separate:
         yield _event(form.usage(part))
     yield "data: [DONE]\n\n"

@@ -73,8 +73,8 @@ def _serve(
     from .worker import GRACE, Worker
 
     worker = Worker(session, request)
-    for name in ("asyncio", "uvicorn"):
-        if not LOG.isEnabledFor(logging.INFO):  # without --debug no traceback is shown
+    if not LOG.isEnabledFor(logging.INFO):  # without --debug no traceback is shown
+        for name in ("asyncio", "uvicorn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         make_app(worker, request),

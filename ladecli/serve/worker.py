@@ -24,7 +24,7 @@ from ..session import opening
 from ..session.chat_template import GREETING
 from ..session.text import REPLACEMENT, bytes_of, speller
 from ..view.terminal import Terminal
-from .figures import Figures
+from .counters import Counters
 from .schema import ChatWanted, Refused, Wanted
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Part:
     reasoning: str = ""
     logprobs: tuple[dict[str, Any], ...] = ()  # of its tokens, as OpenAI's chats have them
     finish: str | None = None  # why the answer ends, with its last part
-    ends: dict[str, Any] = field(default_factory=dict)  # what the answer took, with that part
+    totals: dict[str, Any] = field(default_factory=dict)  # what the answer took, with that part
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +67,7 @@ class Worker:
 
     Attributes:
         name: of the model.
+        counters: of what was answered.
         jobs: that wait.
         last: seconds that the newest answer took.
         until: when the answer under way ends, at the latest; no other is taken before that.
@@ -75,7 +76,7 @@ class Worker:
     def __init__(self, session: Session, request: ServeRequest) -> None:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.name = session.loaded.name
-        self.figures, self.last = Figures(), 1.0
+        self.counters, self.last = Counters(), 1.0
         self._session, self._request = session, request
         self._terminal = Terminal(request.color, request.quiet)
         self._spell = speller(session.loaded.tokenizer)
@@ -139,11 +140,11 @@ class Worker:
         finally:
             self.last = time.monotonic() - began
             self._calibration = tally.calibrate()
-            self.figures.add(tally, tally.reason or outcome, began - job.since)
+            self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
 
-    def _parts(self, wanted: Wanted, tally: Tally, ends: Callable[[], bool]) -> Iterator[Part]:
-        """Decode an answer, unless it ends after a step.
+    def _parts(self, wanted: Wanted, tally: Tally, cancelled: Callable[[], bool]) -> Iterator[Part]:
+        """Decode an answer; `cancelled` is asked after every step, and true ends it.
 
         Raises:
             Refused, Error: it cannot begin, or was cut short.
@@ -160,7 +161,7 @@ class Worker:
             session.add_draft_text(wanted.prediction.text, lasting=False)
 
         hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
-        for event in session.stream(prompt, settings, ends):
+        for event in session.stream(prompt, settings, cancelled):
             tally.add(event)
             held.append(event)
             if time.monotonic() - sent >= SHORTEST_PART:
@@ -172,7 +173,7 @@ class Worker:
         if not tally.ended_well:
             raise ending()
         # In OpenAI's words.
-        yield Part(finish="length" if tally.cut else "stop", ends=_ends(tally, settings))
+        yield Part(finish="length" if tally.cut else "stop", totals=_totals(tally, settings))
 
     def _prompt(
         self, wanted: Wanted, request: ServeRequest
@@ -249,7 +250,7 @@ def _refusal(error: Exception, given: Iterable[str]) -> Refused:
     return Refused(400 if wrong_input else 500, message)
 
 
-def _ends(tally: Tally, settings: Settings) -> dict[str, Any]:
+def _totals(tally: Tally, settings: Settings) -> dict[str, Any]:
     """OpenAI's count of tokens; and figures of our own, named as in `lade generate --json`."""
     usage = {
         "prompt_tokens": tally.prompt,

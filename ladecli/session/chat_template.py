@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import files
@@ -215,7 +214,7 @@ def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
         UsageError: it is broken, or cannot be found.
     """
     # A tokenizer with code of its own may bring one that no file has.
-    if not known and not (choice.name and Path(choice.name).is_file()):
+    if not known and not (choice.name and files.expanded(choice.name).is_file()):
         return
     name, source = _find(known, choice.name)
     from jinja2 import Environment, TemplateSyntaxError
@@ -246,7 +245,7 @@ def _find(known: str | Mapping[str, str] | None, name: str | None) -> tuple[str,
             f"this model has the chat templates {', '.join(sorted(named))} and no default; choose"
             " one by --chat-template"
         )
-    if Path(name).expanduser().is_file():
+    if files.expanded(name).is_file():
         return f"the chat template {name}", _source(name)
     has = f"only {', '.join(sorted(named))}" if isinstance(known, Mapping) else "only its own"
     has = has if named else "none"

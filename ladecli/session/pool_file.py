@@ -40,7 +40,7 @@ def check(request: KnownOptions) -> list[str]:
         UsageError: the message names the file and the fix.
     """
     if request.pool_file:
-        path = Path(request.pool_file).expanduser()
+        path = files.expanded(request.pool_file)
         _read(path)
         files.check(path, OPTION)
     return [files.read_text(name, "draft text") for name in request.draft_text or ()]
@@ -61,7 +61,7 @@ def keep_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -
         LadeError: it cannot be written; what was there before is still there.
     """
     if name:
-        path, tokenizer = Path(name).expanduser(), fingerprint(session.loaded.tokenizer)
+        path, tokenizer = files.expanded(name), fingerprint(session.loaded.tokenizer)
         session.drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
         session.drafts.bigrams = session.bigrams
     drafts = session.drafts

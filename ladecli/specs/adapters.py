@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError
+from ..files import expanded
 from . import hub
 from .memory import format_bytes
 from .model_files import TOKENIZERS, is_pointer, naming, no_regular_file, read_object, version
@@ -120,8 +121,8 @@ def at(folder: Path, name: str) -> Adapter | None:
 
 def find_adapters(
     name: str,
-    given: Sequence[str] = (),
-    revision: str | None = None,
+    given: Sequence[str],
+    revision: str | None,
     *,
     ask: bool = False,
     early: bool = False,
@@ -140,7 +141,7 @@ def find_adapters(
     """
     own = find(name, revision, ask=ask)
     for each in given:
-        if each.startswith((".", "/", "~")) and not Path(each).expanduser().exists():
+        if each.startswith((".", "/", "~")) and not expanded(each).exists():
             raise LoadError(f"--adapter {each}: there is no such folder; check the path")
     others = [find(each, ask=ask) for each in given]
     for each, found in zip(given, others, strict=True):

@@ -31,7 +31,7 @@ def data() -> dict[str, Any]:
     return parse_toml(text)
 
 
-def find_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
+def find_model(size: str, dtype: str, quantize: str) -> tuple[str, ModelSpec]:
     """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b")."""
     models, sizes, word = data()["models"], data()["sizes"], size.strip().lower()
     name = str(sizes.get(word) or sizes.get(f"{word}b", word))

@@ -225,14 +225,13 @@ def synchronize(device: torch.device) -> None:
 
 def _fastest(work: Callable[[], object], place: torch.device, seconds: float) -> float:
     """Seconds of the fastest of many calls, the first two of which do not count."""
-    best, calls, end = float("inf"), 0, time.perf_counter() + seconds
-    while calls < 3 or time.perf_counter() < end:
+    spent, end = list[float](), time.perf_counter() + seconds
+    while len(spent) < 3 or time.perf_counter() < end:
         began = time.perf_counter()
         work()
         synchronize(place)
-        calls += 1
-        best = min(best, time.perf_counter() - began if calls > 2 else best)
-    return best
+        spent.append(time.perf_counter() - began)
+    return min(spent[2:])
 
 
 def _gpu(number: int) -> Device:

@@ -31,6 +31,7 @@ from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError
 
 from ..errors import LoadError
+from ..files import expanded
 from .model_files import (
     GGUF,
     check_config,
@@ -99,7 +100,7 @@ def resolve(name: str) -> str:
     """
     if name == DEMO:
         return str(Path(__file__).parents[1] / "demo")
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.exists():
         if found := _PAGE.fullmatch(name):
             return found[1]
@@ -117,13 +118,11 @@ def resolve(name: str) -> str:
 
 def absolute(name: str) -> str:
     """A MODEL argument as it is understood from any folder."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     return str(path.absolute()) if name != DEMO and path.exists() else name
 
 
-def locate(
-    name: str, gguf: str | None = None, revision: str | None = None
-) -> tuple[str, str | None]:
+def locate(name: str, gguf: str | None, revision: str | None) -> tuple[str, str | None]:
     """Where a model is, a folder or a name on the hub, and the GGUF file in it that holds it.
 
     Args:
@@ -351,7 +350,7 @@ def _suggest(name: str) -> str:
     """The end of an error line: models on this machine with a similar name."""
     known = [DEMO, *(model.name for model in cached_models() if model.folder)]
     with contextlib.suppress(OSError):
-        siblings = Path(name).expanduser().parent.iterdir()
+        siblings = expanded(name).parent.iterdir()
         known += [str(path) for path in siblings if (path / "config.json").is_file()]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     listed = ", ".join(near or sorted(known)[:3])

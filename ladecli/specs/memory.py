@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..decoder.config import CAPTURED_WIDTHS, GROWTH, NEARLY_ALL, PREFILL_CHUNK
-from ..errors import LoadError, UsageError
+from ..errors import LoadError, UsageError, counted
 
 FULL = ("float32", "float16", "bfloat16")
 """Types of weights that are multiplied as they are stored."""
@@ -37,7 +37,7 @@ class ModelSpec:
     head_size: int
     vocabulary: int
     # Weights that bitsandbytes can pack: those of linear layers but the last, 0 where they are
-    # quantized already; None for all but the embeddings and the last layer.
+    # quantised already; None for all but the embeddings and the last layer.
     linear: float | None = None
     # Numbers that latent attention (DeepSeek) caches per token and layer; else None.
     latent: int | None = None
@@ -109,14 +109,14 @@ def usable(free: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What there must be room for; `attention`, `captured` and `chunk` as for `estimate`."""
+    """What there must be room for."""
 
     longest: int  # tokens of context that the model is made for
     wanted: int | None = None  # tokens of context asked for; None for as many as fit
     width: int = 1  # the most tokens of a step
     attention: str = "sdpa"
-    captured: bool = False
-    chunk: int = PREFILL_CHUNK
+    captured: bool = False  # whether steps are CUDA graphs
+    chunk: int = PREFILL_CHUNK  # the most tokens of a prompt that are read at once
     in_float32: bool = False  # whether activations, keys and values are, whatever the weights
 
     @property
@@ -160,7 +160,7 @@ class Asked:
 
     def fitting(self, spec: ModelSpec, room: float) -> int:
         """The longest context that bytes of memory have room for; 0 where that is of no use."""
-        if self.need(spec, self.context).total <= room:
+        if self.need(spec).total <= room:
             return self.context
         lengths = range(self.least, self.context, 64)
         fitting = bisect_right(lengths, room, key=lambda n: self.need(spec, n).total)
@@ -202,7 +202,7 @@ def room(
             f"{name} needs {format_bytes(needed)}, {format_bytes(needed - free)} more than the"
             f" {format_bytes(free)} that can be used on {where}; {fix}"
         )
-    need = asked.need(spec, asked.context)
+    need = asked.need(spec)
     line = (
         f"{asked.context:,} tokens of context need {format_bytes(need.cache + need.step)} beside"
         f" the weights of {format_bytes(need.weights)}, and {format_bytes(free)} can be used on"
@@ -226,7 +226,7 @@ def spread(
     copied in every step.  `gpus` and `processor` are free bytes; without GPUs the processor
     computes.
     """
-    where = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}" if gpus else "this machine"
+    where = counted(len(gpus), "GPU") if gpus else "this machine"
     kind, free = ("cuda", sum(gpus)) if gpus else ("cpu", processor)
     if asked.fitting(spec, usable(free)):
         return room(name, spec, free, asked, where=where, kind=kind)
@@ -241,7 +241,7 @@ def spread(
     return context, f"{notice}; {shorter}" if shorter else notice
 
 
-def smaller_forms(spec: ModelSpec, kind: str = "cpu") -> list[tuple[str, ModelSpec]]:
+def smaller_forms(spec: ModelSpec, kind: str) -> list[tuple[str, ModelSpec]]:
     """Options that make a model smaller, each with the spec that it gives, the largest first."""
     forms = []
     if spec.weights == "float32":

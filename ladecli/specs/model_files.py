@@ -21,7 +21,7 @@ from ..files import decode, is_device, read
 
 GENERATION = "generation_config.json"
 GGUF = ".gguf"
-"""The suffix of files that hold a whole model, and the first bytes of one in capitals."""
+"""The suffix of files that hold a whole model."""
 _NUMBER = re.compile(r"\d+")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _JSON_FILES = (
@@ -60,7 +60,7 @@ _PACKAGES = {
     "fp8": ("accelerate",),
     **dict.fromkeys(("nf4", "fp4", "int8"), _BITSANDBYTES),
 }
-"""Packages that load quantized weights, by method."""
+"""Packages that load quantised weights, by method."""
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
 
@@ -131,13 +131,13 @@ def naming(name: str) -> Iterator[None]:
 def check_config(name: str, folder: Path) -> None:
     """Refuse configurations that transformers cannot, or should not, make a model of.
 
-    transformers would go on without a damaged generation config: with other stop tokens.
-
     Raises:
         LoadError: the message begins with the model's name.
     """
     with naming(name):
-        config, _ = Config(read_object(folder / "config.json")), read_object(folder / GENERATION)
+        config = Config(read_object(folder / "config.json"))
+        # Without a damaged one transformers would go on, with other stop tokens.
+        read_object(folder / GENERATION)
         if config.fault:
             raise LoadError(config.fault)
     if config.other_purpose:

@@ -53,7 +53,7 @@ def spec_of(
 ) -> ModelSpec:
     """What memory and speed depend on, of a model without weights; `dtype` is of activations.
 
-    A checkpoint that is quantized already stays as it is, whatever `quantize` says.  With
+    A checkpoint that is quantised already stays as it is, whatever `quantize` says.  With
     `everything` the embedding and the last layer count as quantised, too, each for itself; the
     embedding takes twice that, or where its file is mapped next to nothing.
     """

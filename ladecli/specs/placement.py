@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, counted
-from . import memory
 from .device import Device, free_memory, present
-from .memory import ModelSpec
+from .memory import ModelSpec, Need, usable
 
 if TYPE_CHECKING:
     import torch
@@ -168,7 +167,7 @@ def _is_cut(plan: dict[str, str], name: str) -> bool:
 
 
 def keywords(
-    place: Placement, config: Any, dtype: torch.dtype, working_memory: memory.Need | None = None
+    place: Placement, config: Any, dtype: torch.dtype, working_memory: Need | None
 ) -> dict[str, Any]:
     """Keywords of `from_pretrained` for a placement that passed `check`.
 
@@ -209,17 +208,17 @@ def keywords(
     return found
 
 
-def _limits(need: memory.Need) -> dict[int | str, int]:
+def _limits(need: Need) -> dict[int | str, int]:
     """Bytes of weights that each device may take, so that decoding has room beside them."""
     gpus, spare = free_bytes()
     if not gpus:
-        return {"cpu": max(int(memory.usable(spare) - need.cache - need.step), 0)}
+        return {"cpu": max(int(usable(spare) - need.cache - need.step), 0)}
     # A device's layers have their keys there, and each of their steps is made there.
     limits: dict[int | str, int] = {
-        index: max(int(memory.usable(each) - need.step - need.cache * each / sum(gpus)), 0)
+        index: max(int(usable(each) - need.step - need.cache * each / sum(gpus)), 0)
         for index, each in enumerate(gpus)
     }
-    return {**limits, "cpu": int(memory.usable(spare))}
+    return {**limits, "cpu": int(usable(spare))}
 
 
 def free_bytes() -> tuple[list[float], float]:

@@ -28,8 +28,12 @@ COLUMNS = 88
 
 
 def check(request: FileOptions, answers: int = 1) -> None:
-    """Refuse files of so many answers that cannot be written, or would replace each other, what is
-    read, or something of another kind.
+    """Refuse files that cannot be written, or would replace each other, a file that is read, or
+    one of another kind.
+
+    Args:
+        request: names them.
+        answers: each of which has files of its own.
 
     Raises:
         UsageError: the message names the option and the fix.
@@ -41,10 +45,8 @@ def check(request: FileOptions, answers: int = 1) -> None:
         if (path := _path(request, name, number))
     ]
     if request.pool_file:
-        written.append(("--pool-file", Path(request.pool_file).expanduser(), b""))
-    taken = {
-        Path(name).expanduser().resolve(): option for name, option in request.read_files.items()
-    }
+        written.append(("--pool-file", files.expanded(request.pool_file), b""))
+    taken = {files.expanded(name).resolve(): each for name, each in request.read_files.items()}
     for option, path, beginning in written:
         files.check(path, option)
         if files.is_device(path):
@@ -74,7 +76,7 @@ def _path(request: FileOptions, name: str, number: int) -> Path | None:
     value = getattr(request, name)
     if not value:
         return None
-    path = Path(value).expanduser()
+    path = files.expanded(value)
     if number == 1 or files.is_device(path):
         return path
     return path.with_name(f"{path.stem}-{number}{path.suffix}")

@@ -32,7 +32,7 @@ def run(request: ReplayRequest) -> int:
     path, speed = request.trace, request.speed
     if not speed > 0:  # so that NaN is refused, too
         raise UsageError(f"speed must be above 0, not {speed:g}")
-    trace = read_trace(Path(path).expanduser())
+    trace = read_trace(Path(path))
     terminal = Terminal(request.color)
     if trace.cut:
         terminal.say(f"the trace {path} has no end: the program was stopped while it recorded")

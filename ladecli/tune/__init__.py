@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _BY = "by lade tune"
-"""Of an origin: what wrote it."""
+"""Part of the origin of every profile that this writes."""
 CURVE_SHARE, MOST = 0.25, 0.93
-"""Of the time, for what steps cost, and for that and the search."""
+"""Shares of the time: for what steps cost, and for that and the search together."""
 ROOM = 64
 """Tokens of an answer that a sample prompt must leave room for."""
 LONGEST = 384
@@ -122,7 +122,7 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
         LadeError: the model is too slow to measure anything in the time.
     """
     from ..session.session import Settings
-    from .measure import MIN_WIDTHS, Tuner, candidates, setting_of
+    from .measure import MIN_WIDTHS, Tuner, make_candidates, setting_of
 
     began = time.perf_counter()
     loaded, seconds, choice = session.loaded, request.seconds, session.choice
@@ -135,9 +135,9 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
             f"{seconds:g} s are too few to measure steps, of which a plain one takes"
             f" {plain:.2g} s; give --seconds {math.ceil(max(10, 400 * plain, 2 * seconds))}"
         )
-    field = candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
+    tried = make_candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
     left = began + MOST * seconds - time.perf_counter()
-    outcome = tuner.search(samples, field, left, plain)
+    outcome = tuner.search(samples, tried, left, plain)
     return Report(
         model=loaded.name,
         key=Tuned(

@@ -186,7 +186,7 @@ class Tuner:
     def search(
         self,
         prompts: Sequence[Sequence[int]],
-        field: Sequence[Candidate],
+        candidates: Sequence[Candidate],
         seconds: float,
         plain_step: float,
     ) -> Outcome | None:
@@ -203,7 +203,7 @@ class Tuner:
             return None
         end = self._now() + seconds
         affordable = int(2 * ROUND * seconds / answer)
-        runners = list(field[: max(affordable, 3)])
+        runners = list(candidates[: max(affordable, 3)])
         last = min(len(runners), 2 + FINALISTS)
         tokens = seconds / (last * PASSES * plain_step)  # of all answers of one in the last round
         new = int(min(max(tokens / MANY_PROMPTS, MIN_NEW), MAX_NEW))
@@ -226,7 +226,7 @@ class Tuner:
                     each.gains = {}
                 round_end = now + ROUND * seconds
         runners.sort(key=lambda each: -each.speed if each.gains else 0.0)
-        if not runners[0].gains or len(runners) < 2:
+        if len(runners) < 2 or not runners[0].gains:
             return None
         return Outcome(best_of(runners), tuple(runners), len(runners[0].gains))
 
@@ -274,7 +274,7 @@ def _payable(times: dict[int, list[float]]) -> list[int]:
     return [width for width in costs if width <= widest]
 
 
-def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[Candidate]:
+def make_candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[Candidate]:
     """Plain decoding, the current setting, and others in the order in which costs suggest them."""
     found = [Candidate(PLAIN, None), Candidate(CURRENT, current)]
     repriced = replace(current, step_cost=cost)
@@ -303,7 +303,7 @@ def best_of(finalists: Sequence[Candidate]) -> Candidate:
         return current
     test = ttest_rel(fastest.by_prompt, current.by_prompt, alternative="greater")
     # Each of those that could have been the fastest had its chance.
-    return fastest if test.pvalue < CHANCE / max(len(finalists) - 1, 1) else current
+    return fastest if test.pvalue < CHANCE / (len(finalists) - 1) else current
 
 
 def setting_of(best: Candidate | None, current: LookaheadConfig, cost: StepCost) -> LookaheadConfig:

@@ -38,7 +38,7 @@ class LiveView:
     Args:
         console: the terminal.
         tally: the figures; it has taken an event when this view does.
-        renderer: sets the text.
+        renderer: sets the text; a switch of its shows with the next drawing.
         max_context: the most tokens of prompt and reply together; 0 if unknown.
         clock: seconds that never go back.
     """
@@ -49,10 +49,10 @@ class LiveView:
         tally: Tally,
         renderer: MarkdownRenderer,
         *,
-        max_context: int = 0,
+        max_context: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.renderer = renderer  # to switch Markdown or colours; call `redraw` then
+        self._renderer = renderer
         self._tally = tally
         self._max_context = max_context
         self._console = console
@@ -68,16 +68,10 @@ class LiveView:
         first = not self._has_text and any(piece.text or piece.reasoning for piece in self._pieces)
         self._has_text |= first
         if first or self._clock() >= self._due:
-            self.redraw()
-
-    def redraw(self) -> None:
-        """Draw now, also if nothing came: after a switch, or when the screen's size changed."""
-        if self._finished:
-            return
-        began = self._clock()
-        self._draw()
-        ended = self._clock()
-        self._due = ended + min(max((ended - began) / SHARE, SHORTEST), LONGEST)
+            began = self._clock()
+            self._draw()
+            ended = self._clock()
+            self._due = ended + min(max((ended - began) / SHARE, SHORTEST), LONGEST)
 
     def finish(self) -> None:
         """Complete the text and remove the figures."""
@@ -89,9 +83,9 @@ class LiveView:
         """Bring the screen up to date in one write."""
         width = self._console.width
         pieces, self._pieces = self._pieces, []
-        rows, unfinished = self.renderer.feed(pieces, width)
+        rows, unfinished = self._renderer.feed(pieces, width)
         if self._finished:
-            rows += self.renderer.flush(width)
+            rows += self._renderer.flush(width)
         frame = Text()
         for row in rows:
             frame.append_text(row).append(row.end)

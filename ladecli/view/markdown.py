@@ -285,12 +285,12 @@ class Highlighter:
             found = partial(ExtendedRegexLexer.get_tokens_unprocessed, self._lexer, context=context)
         with contextlib.suppress(Exception):  # lexers are many and old; none may break a reply
             for start, kind, value in found(context.text):
-                line.stylize(_style_of(kind), start, start + len(value.rstrip("\n")))
+                line.stylize(_code_style(kind), start, start + len(value.rstrip("\n")))
         if ended:
             self._stack = context.stack if len(context.stack) <= _MAX_STATES else ["root"]
 
 
-def _style_of(kind: object) -> str:
+def _code_style(kind: object) -> str:
     """The style of a token of Pygments, or of the kind that it is one of."""
     name = str(kind).removeprefix("Token.")
     while name and name not in _CODE_STYLES:

@@ -142,7 +142,7 @@ def rich_table(table: Table, names: int | None = None) -> RichTable:
     return found
 
 
-def style_of(level: str) -> str:
+def level_style(level: str) -> str:
     """The style of a level."""
     return _LOOKS[level][1]
 

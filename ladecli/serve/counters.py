@@ -7,8 +7,8 @@ import prometheus_client as prometheus
 from ..metrics import Tally
 
 
-class Figures:
-    """Counters of one server."""
+class Counters:
+    """Those of one server."""
 
     def __init__(self) -> None:
         # A series more for each, of when it began, is of no use.
