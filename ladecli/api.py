@@ -15,7 +15,7 @@ from .errors import ArgumentError, LadeError, UsageError
 from .events import TextEvent
 from .metrics import Tally
 from .options.answer import TemplateChoice
-from .options.declare import settings_of
+from .options.declare import options_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
 from .session.opening import open_session
@@ -103,7 +103,7 @@ class Model:
         session = self.session
         for text in draft_text:
             session.add_draft_text(text)
-        template, ids = None, []
+        template = None
         if not isinstance(prompt, str):
             name = None if chat_template is None else str(chat_template)
             template = TemplateChoice(name, template_args or {})
@@ -135,7 +135,7 @@ class Model:
         for event in self.stream(prompt, **options):
             tally.add(event)
         if tally.reason == "memory":
-            raise LadeError(tally.out_of_memory or "out of memory")
+            raise LadeError(tally.out_of_memory)
         return tally.text
 
 
@@ -146,7 +146,7 @@ def _check(name: str, value: object, kind: Any, wanted: str) -> None:
 
 
 def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `SamplingConfig` as Python's own numbers; refuses others, and what is none."""
+    """Fields of `SamplingConfig` as Python's own numbers; refuses other fields and values."""
     whole = {each.name: each.type == "int" for each in fields(SamplingConfig)}
     numbers: dict[str, Any] = {}
     kind: Any
@@ -228,7 +228,7 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
     """
     if not isinstance(name, str | Path):
         raise ArgumentError(f"name must be a hub id, a folder or demo, not {name!r:.60}")
-    known = settings_of(_LoadRequest)
+    known = options_of(_LoadRequest)
     for key in options.keys() - (known.keys() - {"model", "strategy", "color"}):
         raise ArgumentError(f"load() has no option {key!r}")
     if isinstance(sources := options.get("sources"), list | tuple):

@@ -165,7 +165,7 @@ def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
         raise
 
 
-def loop(chat: Chat, first: str | None = None) -> None:
+def loop(chat: Chat, first: str | None) -> None:
     """Read and answer until the user leaves; Ctrl-C and errors do not end a chat at a terminal,
     nor does a message on a pipe that the model has no embedding for.
 

@@ -39,8 +39,8 @@ from .specs.model_spec import empty_model, spec_of
 class _Known:
     """What was found out about a model; that takes longer than a short answer does."""
 
-    # where it was then, its type, and what had been done to it
-    model: tuple[torch.device, torch.dtype, int]
+    # where the model was then, its type, and what had been done to it
+    state: tuple[torch.device, torch.dtype, int]
     lookahead: LookaheadConfig  # the profile's settings
     # the kind of forward that runs it; None for transformers' own decoding
     forward: type[Forward] | None
@@ -219,10 +219,10 @@ def _known(model: Any) -> _Known:
     """What is found out about a model as it is now, at the first call after a change."""
     state = model.device, model.dtype, fingerprint(model)
     before = _MODELS.get(model)
-    if before is not None and before.model == state and not before.intervention:
+    if before is not None and before.state == state and not before.intervention:
         return before
     notices: list[str] = []
-    if before is not None and before.model[:2] == state[:2]:
+    if before is not None and before.state[:2] == state[:2]:
         settings = before.lookahead
     else:
         # Code of its own is running already, so it is here.
@@ -281,7 +281,7 @@ def _make_forward(model: Any, facts: ModelFacts, known: _Known) -> Forward:
 
 
 # What transformers always passes, and what is the same whether it is passed or not.
-_KNOWN_KWARGS = frozenset(
+_ALLOWED_KWARGS = frozenset(
     {"attention_mask", "use_cache", "cache_position", "position_ids", "logits_to_keep"}
     | {"next_sequence_length", "output_attentions", "output_hidden_states", *CACHE_NAMES}
 )
@@ -292,8 +292,8 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, 
     what = None
     mask = model_kwargs.get("attention_mask")
     caches = [model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None]
-    given = [k for k, v in model_kwargs.items() if v is not None and v != {}]
-    others = [k for k in given if k not in _KNOWN_KWARGS]
+    further = ((k, v) for k, v in model_kwargs.items() if k not in _ALLOWED_KWARGS)
+    others = [k for k, v in further if v is not None and v != {}]
     if config is None:
         what = "a call without a generation config; call it through model.generate"
     elif asked := refused(config):

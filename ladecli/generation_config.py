@@ -124,7 +124,7 @@ def sampling_of(config: Any) -> SamplingConfig:
 
 def invalid_processors(model: Any, vocabulary: int) -> list[str]:
     """The fields that are for a logits processor, and have values that it refuses, for models with
-    so many token ids."""
+    `vocabulary` token ids."""
     found = []
     for name in PROCESSORS:
         if getattr(model.generation_config, name, None) is None:
@@ -132,7 +132,8 @@ def invalid_processors(model: Any, vocabulary: int) -> list[str]:
         try:
             alone = _config_of(model.generation_config, [name], SamplingConfig(temperature=1.0))
             ids, scores = torch.zeros((1, 2), dtype=torch.long), torch.zeros((1, vocabulary))
-            for processor in _processors(model, alone, ids, 3, [0]):
+            alone.eos_token_id = [0]
+            for processor in _processors(model, alone, ids, 3):
                 processor(ids, scores)  # most of them look at their values when they are used
         except Exception:  # they raise anything
             found.append(name)
@@ -140,7 +141,7 @@ def invalid_processors(model: Any, vocabulary: int) -> list[str]:
 
 
 def as_generate(
-    model: Any, sampling: SamplingConfig, vocabulary: int, stop_ids: Collection[int] = ()
+    model: Any, sampling: SamplingConfig, vocabulary: int, stop_ids: Collection[int]
 ) -> GenerationConfig:
     """What `generate` has to be told to choose tokens as an answer here does.
 
@@ -174,10 +175,11 @@ def _config_of(own: Any, names: Sequence[str], sampling: SamplingConfig) -> Gene
 
 
 def _processors(
-    model: Any, config: GenerationConfig, ids: Any, max_length: int, ends: Sequence[int]
+    model: Any, config: GenerationConfig, ids: Any, max_length: int
 ) -> LogitsProcessorList:
-    """The logits processors that `generate` makes of a generation config, for a prompt [1, n]."""
-    config.max_length, config.eos_token_id = max_length, list(ends) or None
+    """The logits processors that `generate` makes of a generation config, for a prompt [1, n]; the
+    config is changed as `generate` does."""
+    config.max_length = max_length
     model._prepare_special_tokens(config, True, device=ids.device)
     processors: LogitsProcessorList = model._get_logits_processor(
         generation_config=config,
@@ -231,8 +233,8 @@ class AnswerDefaults:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The strings that end a text."""
-        stated = self.config.stop_strings if _is_sensible_end(self.config, "stop_strings") else ()
-        return (stated,) if isinstance(stated, str) else tuple(stated)
+        given = self.config.stop_strings if _is_sensible_end(self.config, "stop_strings") else ()
+        return (given,) if isinstance(given, str) else tuple(given)
 
     @property
     def max_seconds(self) -> float | None:
@@ -240,7 +242,7 @@ class AnswerDefaults:
         return float(self.config.max_time) if _is_sensible_end(self.config, "max_time") else None
 
     def length_limit(self, prompt: int) -> int | None:
-        """The most new tokens after a prompt of so many; None where there is no limit for it."""
+        """The most new tokens after a prompt of this many; None where there is no limit for it."""
         config = self.config
         if _is_sensible_end(config, "max_new_tokens"):
             return int(config.max_new_tokens)
@@ -269,13 +271,12 @@ class AnswerDefaults:
         """
         model = self.model
         config = as_generate(model, sampling, self.vocabulary, stop_ids)
-        ids, ends = torch.tensor([list(prompt)], device=device), sorted(stop_ids)
+        ids = torch.tensor([list(prompt)], device=device)
         plain = SamplingConfig(temperature=float(not sampling.greedy))
-        neutral = _config_of(config, PROCESSORS, plain)
-        if not _processors(model, neutral, ids, max_length, ends):
+        neutral = _config_of(config, [*PROCESSORS, "eos_token_id"], plain)
+        if not _processors(model, neutral, ids, max_length):
             return sampling, []
-        processors = _processors(model, config, ids, max_length, ends)
-        return replace(plain, seed=sampling.seed), [*processors]
+        return replace(plain, seed=sampling.seed), [*_processors(model, config, ids, max_length)]
 
     @property
     def ignored(self) -> list[str]:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,8 +50,8 @@ class PlannedModel:
     dtype: torch.dtype  # of weights that are not quantized, and of activations but on some CPUs
     spec: ModelSpec
     part: ModelSpec  # what this process holds: less where ranks share the model
-    notices: tuple[str, ...] = ()
-    hub_options: dict[str, Any] = field(default_factory=dict)  # for calls that may ask the hub
+    notices: tuple[str, ...]
+    hub_options: dict[str, Any]  # for calls that may ask the hub
 
     @property
     def device(self) -> Device:
@@ -70,8 +70,8 @@ class LoadedModel(PlannedModel):
 
     model: Any
     tokenizer: Any
-    seconds: float = 0.0  # that loading took
-    again: Callable[[], Any] | None = None  # loads the model with its weights once more
+    seconds: float  # that loading took
+    again: Callable[[], Any]  # loads the model with its weights once more
 
     @property
     def defaults(self) -> AnswerDefaults:
@@ -105,17 +105,17 @@ def plan(
             name, options.adapters, options.revision, ask=not options.offline
         )
     base, options = parts.base, replace(options, revision=parts.revision)
-    config, asking = _read_config(base, options, device, progress)
+    config, hub_options = _read_config(base, options, device, progress)
     with _loading(base, options, progress):
         facts = model_facts(config)
         placement.check(base, where, config, parts.adapters)
-        plain = make_fp8_plain(device, config)
-        empty = empty_model(config, asking)
+        fp8_notice = make_fp8_plain(device, config)
+        empty = empty_model(config, hub_options)
         folder = hub.folder_of(hub.resolve(base), options.revision)
         free = free_memory(device)
-        dtype, cast = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
+        dtype, notice = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
-    others = filter(None, (plain, cast))
+    others = filter(None, (fp8_notice, notice))
     return PlannedModel(
         name=name,
         parts=parts,
@@ -126,8 +126,8 @@ def plan(
         dtype=dtype,
         spec=spec,
         part=placement.rank_spec(base, empty, spec, split),
-        notices=(*others, *_notices(parts, where, spec, asking.get("gguf_file"))),
-        hub_options=asking,
+        notices=(*others, *_notices(parts, where, spec, hub_options.get("gguf_file"))),
+        hub_options=hub_options,
     )
 
 
@@ -148,7 +148,7 @@ def _read_config(
 ) -> tuple[Any, dict[str, Any]]:
     """The configuration of a model, and the options of calls that may ask the hub for it."""
     source, gguf = hub.locate(name, options.gguf_file, options.revision)
-    asking = {
+    hub_options = {
         **({"gguf_file": gguf} if gguf else {}),
         "revision": options.revision,
         "local_files_only": options.offline or not (Path(source).is_dir() or hub.hub_answers()),
@@ -157,10 +157,10 @@ def _read_config(
     with _loading(name, options, progress, "its configuration"):
         if not gguf and (folder := hub.folder_of(source, options.revision)) is not None:
             model_files.check_config(name, folder)
-        config = transformers.AutoConfig.from_pretrained(source, **asking)
+        config = transformers.AutoConfig.from_pretrained(source, **hub_options)
     if gguf and device.kind != "cpu":
         config.dtype = torch.bfloat16  # the file's own weights have fewer bits
-    return config, asking
+    return config, hub_options
 
 
 def check_weights(planned: PlannedModel) -> list[str]:
@@ -200,29 +200,29 @@ def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int], list
 
 def _stated(planned: PlannedModel) -> Any:
     """A model's generation config: of its file, or of its configuration."""
-    source, asking, read = planned.source, planned.hub_options, AsStated.from_pretrained
-    if "gguf_file" in asking:
+    source, hub_options, read = planned.source, planned.hub_options, AsStated.from_pretrained
+    if "gguf_file" in hub_options:
         return AsStated.from_model_config(planned.config)
     try:
-        return read(source, **asking)
+        return read(source, **hub_options)
     except OSError:  # there is no such file
-        return read(source, config_file_name="config.json", _from_model_config=True, **asking)
+        return read(source, config_file_name="config.json", _from_model_config=True, **hub_options)
 
 
 def load(
-    planned: PlannedModel, *, progress: bool = True, working_memory: memory.Need | None = None
+    planned: PlannedModel, *, progress: bool = True, need: memory.Need | None = None
 ) -> LoadedModel:
     """Load what was planned, and its tokenizer.
 
     Of ranks that share it, all call this, and their process group is there already.  A device map
-    leaves room to `working_memory`, which decoding takes.
+    leaves room for what decoding takes, its `need`.
 
     Raises:
         LoadError: the weights cannot be read; the message says why and what helps.
     """
     began = time.perf_counter()
     tokenizer = _tokenizer(planned, progress)
-    read = partial(_read_model, planned, working_memory, progress)
+    read = partial(_read_model, planned, need, progress)
     model, left_out = read()
     where = planned.placement
     ours = where.own_int8 and where.is_ours(planned.facts)
@@ -269,18 +269,18 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
 
 
 def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
-    source, asking = planned.source, planned.hub_options
+    source, hub_options = planned.source, planned.hub_options
     if planned.parts.tokenizer is not None:
-        source, asking = planned.parts.tokenizer, {**asking, "gguf_file": None}
+        source, hub_options = planned.parts.tokenizer, {**hub_options, "gguf_file": None}
     with _loading(planned.parts.base, planned.options, progress, "its tokenizer"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **asking)
-        if not getattr(tokenizer, "chat_template", None) and not asking.get("gguf_file"):
-            tokenizer.chat_template = hub.processor_template(source, asking)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **hub_options)
+        if not getattr(tokenizer, "chat_template", None) and not hub_options.get("gguf_file"):
+            tokenizer.chat_template = hub.processor_template(source, hub_options)
         return tokenizer
 
 
 def _read_model(
-    planned: PlannedModel, working_memory: memory.Need | None, progress: bool
+    planned: PlannedModel, need: memory.Need | None, progress: bool
 ) -> tuple[Any, list[str]]:
     """The model with all of its weights, where it computes, and notices; errors as `load`."""
     name, options, device = planned.parts.base, planned.options, planned.device
@@ -288,7 +288,7 @@ def _read_model(
     unpacks = "gguf_file" in planned.hub_options
     hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
     with _loading(name, options, progress), hidden:
-        place = placement.keywords(planned.placement, planned.config, planned.dtype, working_memory)
+        place = placement.keywords(planned.placement, planned.config, planned.dtype, need)
         # What is quantised here is read as it is stored.
         dtype = "auto" if planned.placement.own_int8 else planned.dtype
         model, notices = _from_pretrained(planned, dtype=dtype, **place)

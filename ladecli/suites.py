@@ -41,7 +41,7 @@ EXAMPLE_OF_MESSAGES = 'write rows like {"messages": [{"role": "user", "content":
 class Row:
     """One conversation."""
 
-    id: str  # unique
+    id: str  # unique in a suite
     category: str
     turns: tuple[str, ...]  # the user's texts, at least one and none blank
     start: Conversation = field(default_factory=Conversation)  # what was said before
@@ -93,7 +93,7 @@ class _Line(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class _HubFile:
     """A JSONL file of a repository on the hub."""
 
     repository: str
@@ -106,7 +106,7 @@ class Source:
 
 
 _COLLECTION = "RedHatAI/speculator_benchmarks"
-_MT_BENCH = Source(
+_MT_BENCH = _HubFile(
     "lmsys/mt-bench",
     "data/mt_bench/question.jsonl",
     id="question_id",
@@ -114,14 +114,14 @@ _MT_BENCH = Source(
     kind="space",
 )
 # The repository of its authors has Parquet, which would need another library.
-_GSM8K = Source("DaertML/gsm8k-jsonl", "test.jsonl", "gsm8k", prompt="question", prefix="gsm8k/")
+_GSM8K = _HubFile("DaertML/gsm8k-jsonl", "test.jsonl", "gsm8k", prompt="question", prefix="gsm8k/")
 _SPEC_BENCH = tuple(
-    Source(_COLLECTION, f"{name}.jsonl", name, prefix=f"{name}/")
+    _HubFile(_COLLECTION, f"{name}.jsonl", name, prefix=f"{name}/")
     for name in ("translation", "summarization", "qa", "math_reasoning", "rag")
 )
-_ON_THE_HUB: dict[str, tuple[Source, ...]] = {
+_ON_THE_HUB: dict[str, tuple[_HubFile, ...]] = {
     "mt-bench": (_MT_BENCH,),
-    "humaneval": (Source(_COLLECTION, "HumanEval.jsonl", "humaneval", id="task_id"),),
+    "humaneval": (_HubFile(_COLLECTION, "HumanEval.jsonl", "humaneval", id="task_id"),),
     "gsm8k": (_GSM8K,),
     "spec-bench": (_MT_BENCH, *_SPEC_BENCH),
 }
@@ -143,7 +143,7 @@ def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
     if name in _ON_THE_HUB:
         return _fetch(name, offline)
     is_path = os.sep in name or name.endswith((".jsonl", ".json")) or name == STDIN
-    if not is_path and not (name and os.path.exists(name)):
+    if not (is_path or os.path.exists(name)):
         near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
         fix = f"did you mean {near[0]}?" if near else f"use {', '.join(NAMES)} or a .jsonl file"
         raise UsageError(f"there is no prompt suite or file {name!r}; {fix}")
@@ -183,7 +183,7 @@ def display_name(name: str) -> str:
     return "standard input" if name == STDIN else f"the prompt file {name}"
 
 
-def name_of(line: int) -> str:
+def line_id(line: int) -> str:
     """The id of a row that has none of its own."""
     return f"line-{line}"
 
@@ -231,7 +231,7 @@ def _parse(text: str, where: str) -> dict[int, Row]:
             example = EXAMPLE_OF_MESSAGES if '"messages"' in line else EXAMPLE
             raise UsageError(f"{where}, line {number}: {problem}; {example}") from error
         row_id, category = (each and each.strip() for each in (found.id, found.category))
-        rows[number] = Row(row_id or name_of(number), category or "all", turns, start)
+        rows[number] = Row(row_id or line_id(number), category or "all", turns, start)
     return rows
 
 
@@ -297,7 +297,7 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _path(source: Source, offline: bool) -> Path:
+def _path(source: _HubFile, offline: bool) -> Path:
     """The path of a source's file, which is downloaded if need be."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 

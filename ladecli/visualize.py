@@ -234,7 +234,7 @@ def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
+def status_line(tally: Tally, width: int, max_context: int) -> Text:
     """One row about an unfinished reply, never wider than the screen.
 
     Figures that do not fit are left out from the end.  Bars of the last steps take the room left:

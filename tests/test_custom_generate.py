@@ -22,8 +22,8 @@ from ladecli import custom_generate
 from ladecli.decoder.compat import cache_argument, returned_cache
 from ladecli.decoder.model.modified import fingerprint
 from ladecli.decoder.strategies import make_strategy
-from ladecli.profiles import Rates, user
-from ladecli.specs.device import Device
+from ladecli.profiles import user
+from ladecli.specs.device import Device, Rates
 
 from .families import model_of, new_model, prompt_for
 

@@ -133,7 +133,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_weights_are_stored_twice_where_that_fits(decided: Any) -> None:
-    need = decided(PLENTY).working_memory
+    need = decided(PLENTY).need
     edge = (2 * need.weights + need.cache + need.step) / (1 - memory.SPARE)
     assert [decided(edge + more).store_twice for more in (-1e5, 1e5)] == [False, True]
     # Those who share a machine share its memory; no GPU is shared.
@@ -151,14 +151,14 @@ def test_ranks_have_the_room_of_the_one_that_has_least(decided: Any) -> None:
 
 
 def test_eight_bits_of_our_own_are_computed_in_float32(decided: Any) -> None:
-    full = decided(PLENTY, dtype="float32").working_memory
-    packed = decided(PLENTY, dtype="bfloat16", quantize="8bit").working_memory
+    full = decided(PLENTY, dtype="float32").need
+    packed = decided(PLENTY, dtype="bfloat16", quantize="8bit").need
     assert packed.weights < full.weights
     assert (packed.cache, packed.step) == (full.cache, full.step)
 
 
 def test_steps_of_a_model_on_several_devices_are_not_captured(decided: Any) -> None:
-    one = decided(PLENTY, place={"device": "cuda"}).working_memory
-    several = decided(PLENTY, place={"device": "cuda", "device_map": "auto"}).working_memory
+    one = decided(PLENTY, place={"device": "cuda"}).need
+    several = decided(PLENTY, place={"device": "cuda", "device_map": "auto"}).need
     assert several.weights == one.weights
     assert several.step < one.step  # captured ones keep their memory

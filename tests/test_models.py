@@ -187,7 +187,9 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
     known = {name: getattr(planned, name) for name in planned.__dataclass_fields__}
     known["spec"] = replace(planned.spec, vocabulary=100)
     model, tokenizer = SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=2)
-    loaded = models.LoadedModel(**known, model=model, tokenizer=tokenizer)
+    loaded = models.LoadedModel(
+        **known, model=model, tokenizer=tokenizer, seconds=0.0, again=lambda: model
+    )
     assert loaded.defaults.sampling == sampling
     assert loaded.defaults.without_samples.greedy
     assert loaded.defaults.without_samples.repetition_penalty == sampling.repetition_penalty

@@ -268,9 +268,14 @@ def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> N
     ],
 )
 def test_the_place_of_a_process(
-    wanted: int | None, environment: dict[str, str], place: Place
+    wanted: int | None,
+    environment: dict[str, str],
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert find_place(RankedOptions(parallel=wanted), environment) == place
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert find_place(RankedOptions(parallel=wanted)) == place
 
 
 def test_ranks_that_share_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,9 @@ def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
     use_devices(monkeypatch, Device("cpu", "cpu", "CPU"), free=20e6)
     planned = models.plan("demo", FLOAT32, replace(ON_CPU, device_map="auto"))
     small, large = (memory.Need(0.0, cache, 0.0) for cache in (1e6, 14e6))
-    everywhere = models.load(planned, working_memory=small).model
+    everywhere = models.load(planned, need=small).model
     assert all(each.device == CPU for each in everywhere.parameters()), "12.6 MB"
-    spread = models.load(planned, working_memory=large).model
+    spread = models.load(planned, need=large).model
     assert {"cpu", "disk"} == {*spread.hf_device_map.values()}
     ids = torch.arange(30, 40)[None]
     with torch.inference_mode():

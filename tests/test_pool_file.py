@@ -11,7 +11,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Step
 from ladecli.errors import UsageError
-from ladecli.options.answer import KnownOptions
+from ladecli.options.answer import DraftFileOptions
 from ladecli.session import pool_file
 
 from .decoding import decoder_of, run, steps_of
@@ -57,10 +57,10 @@ def test_read_drafts_propose_what_the_written_ones_would(
 
 
 def test_a_file_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
-    pool_file.check(KnownOptions(pool_file=str(tmp_path / "pool")))
+    pool_file.check(DraftFileOptions(pool_file=str(tmp_path / "pool")))
     assert not [*pool_file.load(tmp_path / "pool", TOKENIZER, VOCABULARY).pool]
     with pytest.raises(UsageError, match="does not exist"):
-        pool_file.check(KnownOptions(pool_file=str(tmp_path / "nowhere" / "pool")))
+        pool_file.check(DraftFileOptions(pool_file=str(tmp_path / "nowhere" / "pool")))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_other_files_are_refused_before_a_model_is_loaded(
 ) -> None:
     (tmp_path / "pool").write_bytes(content)
     with pytest.raises(UsageError, match=f"^--pool-file .*pool .*{message}"):
-        pool_file.check(KnownOptions(pool_file=str(tmp_path / "pool")))
+        pool_file.check(DraftFileOptions(pool_file=str(tmp_path / "pool")))
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,8 @@ def make_dialogues(
 ) -> tuple[list[Dialogue], list[Skipped]]:
     """The rows as a request has them asked, and those that cannot be read; says what is special
     about them."""
-    template, system = request.template(session.has_template), request.system
-    found = [
-        Dialogue(session, row.turns, row.begun(system), template, new_tokens, row.id, row.category)
-        for row in rows
-    ]
+    template = request.template(session.has_template)
+    found = [Dialogue(session, row, request.system, template, new_tokens) for row in rows]
     answerable, skipped = split_usable(found)
     terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
     return answerable, skipped

@@ -27,7 +27,7 @@ from ..decoder.errors import ConfigError, Error, PromptError
 from ..decoder.quiet import LOG, quiet
 from ..errors import INTERRUPTED, LadeError, UsageError, describe_error, one_line
 from ..options import COMMANDS, request_of
-from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
+from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Option, Options, options_of
 from ..session.place import read_torchrun
 
 _SHORT = {"config": "config show"}
@@ -119,32 +119,32 @@ def _command(name: str) -> Any:
         return _perform(name, kind(**given, origins=_origins(parser)))
 
     first = inspect.Parameter("parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters = [first, *map(_parameter, settings_of(kind).values())]
+    parameters = [first, *map(_parameter, options_of(kind).values())]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
     alone.command(name, help=kind.__doc__)(call)
     return typer.main.get_command(alone)
 
 
-def _parameter(setting: Setting) -> inspect.Parameter:
+def _parameter(option: Option) -> inspect.Parameter:
     """An option as a parameter of a function, as Typer reads it."""
     described: dict[str, Any] = {
-        "help": setting.help,
-        "metavar": setting.metavar,
-        "envvar": setting.variable,
+        "help": option.help,
+        "metavar": option.metavar,
+        "envvar": option.variable,
         "show_envvar": False,
     }
-    if setting.argument:
+    if option.argument:
         info = typer.Argument(**described)
     else:
-        if setting.kind is bool:
+        if option.kind is bool:
             described["metavar"] = " "  # else the help shows a type, and switches have no value
-        info = typer.Option(*setting.flags, rich_help_panel=setting.panel, **described)
+        info = typer.Option(*option.flags, rich_help_panel=option.panel, **described)
     return inspect.Parameter(
-        setting.key,
+        option.key,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if setting.default is MISSING else setting.default,
-        annotation=Annotated[setting.annotation, info],
+        default=inspect.Parameter.empty if option.default is MISSING else option.default,
+        annotation=Annotated[option.annotation, info],
     )
 
 
@@ -212,7 +212,7 @@ def standing() -> dict[str, Options]:
             context = command.make_context(name, required, default_map=config.defaults(name))
         except TyperException as error:
             raise UsageError(_refused(error, [name])) from error
-        given = {key: context.params[key] for key in settings_of(kind)}
+        given = {key: context.params[key] for key in options_of(kind)}
         found[name] = kind(**given, origins=_origins(context))
     return found
 
@@ -303,10 +303,10 @@ def _refused(error: TyperException, arguments: list[str]) -> str:
         if "extra argument" in message and arguments[:1] == ["generate"]:
             return f"{message}; give the prompt with --prompt"
         return f"{message}; did you mean lade {near[0]}?" if misspelt else message
-    setting = settings_of(request_of(str(where.info_name)))[parameter.name]
-    origin = _origins(where).get(setting.key, "")
-    name = origin if origin.startswith(PREFIX) else setting.name
-    return f"{name} must be {setting.described}, not {wrong.errors()[0]['input']!r}"
+    option = options_of(request_of(str(where.info_name)))[parameter.name]
+    origin = _origins(where).get(option.key, "")
+    name = origin if origin.startswith(PREFIX) else option.name
+    return f"{name} must be {option.described}, not {wrong.errors()[0]['input']!r}"
 
 
 def _failed(message: str, code: int) -> int:

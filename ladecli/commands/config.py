@@ -16,7 +16,7 @@ from .. import files
 from ..decoder.errors import ConfigError
 from ..errors import LadeError, UsageError
 from ..options import COMMANDS, request_of
-from ..options.declare import PANELS, PREFIX, Options, Setting, config_path, settings_of
+from ..options.declare import PANELS, PREFIX, Option, Options, config_path, options_of
 from ..view.screen import Column, Table, print_table
 from ..view.terminal import Terminal
 
@@ -44,11 +44,11 @@ def _table(command: str) -> str:
 
 
 @functools.cache
-def lasting() -> dict[str, tuple[Setting, list[str]]]:
+def lasting() -> dict[str, tuple[Option, list[str]]]:
     """Every setting that the config file can hold, by key, with the commands that have it."""
-    found: dict[str, tuple[Setting, list[str]]] = {}
+    found: dict[str, tuple[Option, list[str]]] = {}
     for command in COMMANDS:
-        for key, setting in settings_of(request_of(command)).items():
+        for key, setting in options_of(request_of(command)).items():
             if setting.lasting:
                 found.setdefault(key, (setting, []))[1].append(command)
     return found
@@ -56,7 +56,7 @@ def lasting() -> dict[str, tuple[Setting, list[str]]]:
 
 def _given_each_time() -> set[str]:
     """The names of the options that the config file cannot hold."""
-    every = (each for command in COMMANDS for each in settings_of(request_of(command)).values())
+    every = (each for command in COMMANDS for each in options_of(request_of(command)).values())
     return {each.name for each in every if not each.lasting}
 
 
@@ -127,7 +127,7 @@ def defaults(command: str) -> dict[str, Any]:
     """
     if not (found := read()):
         return {}
-    own = {**found.get("", {}), **found.get(_table(command), {})}
+    own = {**found[""], **found.get(_table(command), {})}
     return {
         key: own[key] for key, (_, having) in lasting().items() if key in own and command in having
     }
@@ -208,7 +208,7 @@ def template() -> str:
     return "".join([*parts, _FOOT])
 
 
-def _entry(setting: Setting, having: list[str]) -> str:
+def _entry(setting: Option, having: list[str]) -> str:
     about = [setting.described]
     commands = dict.fromkeys(map(_table, having))
     if not commands.keys() >= {"chat", "generate"}:

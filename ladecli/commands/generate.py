@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import suites
 from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..metrics import Tally
@@ -19,7 +18,7 @@ from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
 from ..session.dialogue import Dialogue
 from ..session.text import Part
-from ..suites import STDIN, Row, display_name, name_of, read_rows, read_text
+from ..suites import STDIN, Row, display_name, line_id, read_rows, read_text, row_notices
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import together
@@ -42,14 +41,14 @@ def run(request: GenerateRequest) -> int:
         for number, row in enumerate(rows, start=1):
             # A conversation cannot be put to a model without one, unless --raw asks for that.
             template = request.template(session.has_template or row.is_conversation)
-            start = row.begun(request.system if template else None)
-            talks.append(Dialogue(session, row.turns, start, template, id=row.id))
+            system = request.system if template else None
+            talks.append(Dialogue(session, row, system, template))
             try:
                 talks[-1].first()
             except (UsageError, PromptError) as error:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
-        terminal.say(*suites.row_notices(rows, request.typed_system), *session.new_notices())
+        terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
         if request.json and len({row.id for row in rows}) < len(rows):
             terminal.say("prompts have the same id; their answers come in the prompts' order")
         if _has_more():
@@ -91,7 +90,7 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[Row]:
         if name.endswith(".jsonl"):
             for line, row in read_rows(name).items():
                 numbered = dataclasses.replace(row, id=str(len(prompts) + 1))
-                prompts.append(numbered if row.id == name_of(line) else row)
+                prompts.append(numbered if row.id == line_id(line) else row)
         else:
             # The last line break ends the line; it is no part of the prompt.
             text = read_text(name).removesuffix("\n")
@@ -134,10 +133,8 @@ class _Answers:
         self._count = 0
         self._request = request
         self._session = session
-        template, sampling = (
-            request.template(session.has_template),
-            session.loaded.defaults.without_samples,
-        )
+        template = request.template(session.has_template)
+        sampling = session.loaded.defaults.without_samples
         self._settings = opening.settings_of(request, session.choice, sampling, template)
         self._terminal = terminal
         self._calibration: float | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..session.setup import Setup
 
 _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
-"""Options that override what a profile says."""
+"""Options whose origin is named beside the profile's."""
 
 
 def model(request: DoctorRequest) -> Iterator[Finding]:

@@ -9,22 +9,20 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..decoder.model import families
 from ..errors import LoadError, counted, printable
 from ..options.commands import ModelsRequest
 from ..profiles.user import short
 from ..specs import adapters, hub, memory, model_files
+from ..specs import device as machine
 from ..specs.adapters import Adapter
+from ..specs.device import Device
 from ..specs.hub import CachedModel
 from ..specs.memory import ModelSpec
 from ..specs.model_files import SIZES, Config, Tensor
 from ..view import screen
 from ..view.terminal import Terminal
-
-if TYPE_CHECKING:
-    from ..specs.device import Device
 
 CONTEXT = 4096
 """Tokens of context that a model must have room for, or its own context where that is shorter."""
@@ -60,14 +58,12 @@ def run(request: ModelsRequest) -> int:
     """List the models of the Hugging Face cache, and the bundled one; returns the exit code."""
     from huggingface_hub import constants as hub_constants
 
-    from ..specs.device import free_memory, glance
-
     terminal = Terminal(request.color)
     demo = Path(hub.resolve(hub.DEMO))
     with terminal.progress("looking at models"):
         cached = hub.cached_models()
-        device = glance()
-        free = free_memory(device)
+        device = machine.glance()
+        free = machine.free_memory(device)
         bundled = CachedModel(hub.DEMO, demo, hub.size_on_disk(demo))
         models = [examine(each, device, free) for each in (bundled, *cached)]
     models.sort(key=lambda model: model.name.lower())

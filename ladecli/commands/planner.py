@@ -22,10 +22,11 @@ from .. import profiles
 from ..decoder.config import MESSAGE_BYTES
 from ..errors import UsageError, counted
 from ..options.commands import PlanRequest
-from ..profiles import Profile, Rates, user
+from ..profiles import Profile, user
 from ..profiles.derive import HOST, LAUNCH, READING, step_seconds
 from ..profiles.recognise import recognise
 from ..specs import catalogue, memory
+from ..specs import device as machine
 from ..specs.memory import FULL, ModelSpec
 from ..view import screen
 from ..view.terminal import Terminal
@@ -227,9 +228,7 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
     kinds = ", ".join(sorted(known.keys() - {"gpu"}))  # which stands for unknown ones
     if name is None:
         with terminal.progress("looking at this machine"):
-            from ..specs.device import detect
-
-            device = detect()
+            device = machine.detect()
         if device.kind != "cuda":
             raise UsageError(f"no GPU is here to plan for; name one by --gpu: {kinds}")
         name, size = device.label, float(device.memory)
@@ -249,7 +248,7 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
 class Cluster:
     """GPUs of one kind, and what they decode."""
 
-    rates: Rates  # of one GPU
+    rates: machine.Rates  # of one GPU
     usable: float  # bytes of one GPU that decoding may take
     links: catalogue.Links
     spec: ModelSpec

@@ -16,6 +16,7 @@ from ..profiles import Choice, Profile, user
 from ..profiles.schema import VALUES
 from ..session import setup as decode_setup
 from ..specs import catalogue
+from ..specs import device as machine
 from ..specs.memory import format_bytes
 from ..view import screen
 from ..view.screen import Column, Table
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..options.commands import ListRequest, ProfileRequest
-    from ..specs.device import Device
 
 SCHEMA = 3
 """Version of the JSON objects."""
@@ -37,9 +37,7 @@ def run_list(request: ListRequest) -> int:
     """List all profiles; returns the exit code, 0."""
     terminal = Terminal(request.color)
     with terminal.progress("looking at this machine"):
-        from ..specs.device import detect
-
-        device = detect(request.device)
+        device = machine.detect(request.device)
         own, notices = user.read_all()
     usual = profiles.usual(device, own)
     name = usual.name if usual else None
@@ -136,9 +134,7 @@ def _find(
         if request.profile is not None:
             profile = profiles.read(request.profile)
         else:
-            from ..specs.device import detect
-
-            device = detect(request.device)
+            device = machine.detect(request.device)
             own, notices = user.read_all()
             usual = profiles.usual(device, own)
             profile = usual or _measured(device, "bfloat16")
@@ -148,11 +144,9 @@ def _find(
         return profile, profiles.choose(profile, spec), f"{name} in {spec.weights}", notices
 
 
-def _measured(device: Device, compute: str) -> Profile:
+def _measured(device: machine.Device, compute: str) -> Profile:
     """A profile of a device by its measured rates, which are remembered."""
-    from ..specs.device import measure_rates
-
-    return profiles.profile_of(measure_rates(device, compute), compute)
+    return profiles.profile_of(machine.measure_rates(device, compute), compute)
 
 
 def _identity(profile: Profile) -> dict[str, Any]:

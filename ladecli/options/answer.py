@@ -199,8 +199,8 @@ class RankedOptions(AnswerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownOptions(Options):
-    """What drafts know before an answer."""
+class DraftFileOptions(Options):
+    """Files that drafts know before an answer."""
 
     pool_file: str | None = decode_option(
         "Keep what was learned about drafting in this file: the next call starts with it.",
@@ -214,7 +214,7 @@ class KnownOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions(KnownOptions, QuietOptions):
+class FileOptions(DraftFileOptions, QuietOptions):
     """The files beside an answer."""
 
     stats: bool | None = output_option("A line of statistics on stderr; on unless --quiet.")
@@ -303,7 +303,7 @@ class ChatRequest(FileOptions, RankedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeRequest(KnownOptions, RankedOptions):
+class ServeRequest(DraftFileOptions, RankedOptions):
     """Answer programs that speak OpenAI's protocol, at http://127.0.0.1:8000/v1.
 
     One answer at a time is decoded; options hold where a request says nothing else.

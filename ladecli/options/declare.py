@@ -1,4 +1,4 @@
-"""How an option is declared, named and checked: a field of a request, with a `Setting` in it."""
+"""How an option is declared, named and checked: a field of a request, with an `Option` in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PANELS = (
 
 
 @dataclass(frozen=True)
-class Setting:
+class Option:
     """How a field of a request is set."""
 
     panel: str  # heading in the help and in the config file
@@ -105,12 +105,12 @@ class Setting:
 
 
 def option(panel: str, help: str, flag: str = "", *, default: Any = None, **facts: Any) -> Any:
-    """A field of a request that users can set; see `Setting`."""
-    return field(default=default, metadata={"setting": Setting(panel, help, flag, **facts)})
+    """A field of a request that users can set; see `Option`."""
+    return field(default=default, metadata={"option": Option(panel, help, flag, **facts)})
 
 
-_FOUND: dict[type[Options], dict[str, Setting]] = {}
-"""What `settings_of` found: evaluating annotations takes milliseconds."""
+_FOUND: dict[type[Options], dict[str, Option]] = {}
+"""What `options_of` found: evaluating annotations takes milliseconds."""
 
 
 def config_path() -> Path:
@@ -120,20 +120,20 @@ def config_path() -> Path:
     return user_config_path("lade", appauthor=False) / "config.toml"
 
 
-def settings_of(kind: type[Options]) -> dict[str, Setting]:
+def options_of(kind: type[Options]) -> dict[str, Option]:
     """The options of a request, by key, in the order of the help."""
     if kind in _FOUND:
         return _FOUND[kind]
     hints = get_type_hints(kind)
     found = [
         replace(
-            each.metadata["setting"],
+            each.metadata["option"],
             key=each.name,
             annotation=hints[each.name],
             default=each.default,
         )
         for each in fields(kind)
-        if "setting" in each.metadata
+        if "option" in each.metadata
     ]
     found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
     return _FOUND.setdefault(kind, {one.key: one for one in found})
@@ -171,8 +171,8 @@ class Options:
         return self.origins.get(key, "").startswith("flag")
 
     def _check(self) -> None:
-        for setting in settings_of(type(self)).values():
-            setting.check(getattr(self, setting.key))
+        for each in options_of(type(self)).values():
+            each.check(getattr(self, each.key))
 
     def _culprits(self, message: str) -> str:
         """The variables and lines of the config file that a message is due to."""
@@ -181,7 +181,7 @@ class Options:
             if origin != CONFIG_FILE and not origin.startswith(PREFIX):
                 continue  # a flag is before the user's eyes
             try:
-                replace(self, **{key: settings_of(type(self))[key].default})._check()
+                replace(self, **{key: options_of(type(self))[key].default})._check()
             except (UsageError, ConfigError) as error:
                 if str(error) == message:
                     continue  # it is wrong without this one too

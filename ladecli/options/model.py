@@ -23,8 +23,6 @@ quantize_option = partial(
     default="none",
     choices=("none", "4bit", "8bit"),
 )
-LEAST_CONTEXT = 16
-"""Tokens of prompt and answer; in fewer, no chat template has room for a question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,5 +121,5 @@ class SessionOptions(PlacementOptions, StepOptions, ModelOptions):
     max_context: int | None = option(
         "Length",
         "Maximum number of tokens of prompt and answer; default: the model's own.",
-        least=LEAST_CONTEXT,
+        least=16,  # in fewer, no chat template has room for a question
     )

@@ -1,7 +1,8 @@
 """Hardware profiles: data in TOML files, and one function that selects.
 
 A profile holds settings (`schema.Setting`), or bandwidth and arithmetic from which `derive` makes
-them.  `select` finds the profile of a device; `choose` gives its settings for a model.
+them.  `usual` finds the profile of a device, and `choose` gives its settings for a model; `select`
+does both.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .schema import VALUES, Hardware, Profile, Setting, Tuned, dump, parse
 if TYPE_CHECKING:
     from ..specs.device import Device
 
-__all__ = ["Profile", "Rates", "Setting", "Tuned", "dump", "parse"]
+__all__ = ["Profile", "Setting", "Tuned", "dump", "parse"]
 
 MEASURED = "measured here"
 """The name of the profile of a device that was measured a moment ago."""
@@ -104,8 +105,8 @@ def usual(device: Device, own: list[Profile]) -> Profile | None:
     """
     known, named = every(own), (device.kind, device.label, device.memory)
     on_cpu = device.kind == "cpu"
-    shipped_ones = [each for each in known.values() if each.name.startswith("cpu") == on_cpu]
-    found = recognise(*named, own) or recognise(*named, shipped_ones)
+    others = [each for each in known.values() if each.name.startswith("cpu") == on_cpu]
+    found = recognise(*named, own) or recognise(*named, others)
     return found if found or device.kind == "cuda" else known[_BY_KIND[device.kind]]
 
 

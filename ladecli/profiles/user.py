@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .. import files
 from ..errors import LadeError, UsageError, counted
 from ..specs.memory import ModelSpec
+from ..specs.model_files import version
 from .schema import Profile, Tuned, dump, parse
 
 if TYPE_CHECKING:
@@ -85,8 +86,6 @@ def write(profile: Profile) -> Path:
 
 def versions_here() -> dict[str, str]:
     """The installed versions of what a measurement depends on."""
-    from ..specs.model_files import version
-
     return {name: version(package) or "unknown" for name, package in _PACKAGES.items()}
 
 

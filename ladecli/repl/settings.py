@@ -13,7 +13,7 @@ from .. import profiles
 from ..decoder.config import SOURCES, SamplingConfig
 from ..errors import UsageError
 from ..options.answer import ChatRequest
-from ..options.declare import ALIASES, Setting, settings_of
+from ..options.declare import ALIASES, Option, options_of
 
 if TYPE_CHECKING:
     from .chat import Chat
@@ -50,26 +50,26 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         UsageError, ConfigError: there is no such option, it can only be set at start, or it
             cannot have this value; the message says what it may be.
     """
-    setting, word = find_live(name), text.lower()
-    origins = {**request.origins, setting.key: "set in this chat"}
+    option, word = find_live(name), text.lower()
+    origins = {**request.origins, option.key: "set in this chat"}
     value: Any
-    if word == "off" and setting.name in _MODEL_DEFAULTS:  # whatever the model's own value is
-        value = getattr(SamplingConfig(), setting.key)
-    elif word == "default" or (setting.kind is not bool and word in ("none", "off")):
-        value = setting.default
-        del origins[setting.key]
-    elif setting.kind is list:  # quotes keep blanks, and a line cannot hold a break
+    if word == "off" and option.name in _MODEL_DEFAULTS:  # whatever the model's own value is
+        value = getattr(SamplingConfig(), option.key)
+    elif word == "default" or (option.kind is not bool and word in ("none", "off")):
+        value = option.default
+        del origins[option.key]
+    elif option.kind is list:  # quotes keep blanks, and a line cannot hold a break
         value = [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
-        if setting.key == "template_arg":  # one variable of the template after the other
+        if option.key == "template_arg":  # one variable of the template after the other
             others = (each for each in request.template_arg or () if _key(each) != _key(text))
             value = [*others, text]
     else:
         try:
-            value = TypeAdapter(setting.kind).validate_strings(text)
+            value = TypeAdapter(option.kind).validate_strings(text)
         except ValidationError:
-            kind = _KINDS[setting.kind]
-            raise UsageError(f"{setting.name} must be {kind}, not {text!r}") from None
-    changed = replace(request, **{setting.key: value}, origins=origins)
+            kind = _KINDS[option.kind]
+            raise UsageError(f"{option.name} must be {kind}, not {text!r}") from None
+    changed = replace(request, **{option.key: value}, origins=origins)
     changed.check()
     return changed
 
@@ -79,30 +79,30 @@ def _key(argument: str) -> str:
     return argument.partition("=")[0]
 
 
-def find_live(name: str) -> Setting:
+def find_live(name: str) -> Option:
     """The option of this name, which a chat can change.
 
     Raises:
         UsageError: there is none.
     """
-    setting = find_option(name)
-    if setting.name in _COMMANDS:
-        raise UsageError(f"{setting.name} is no option of /set; {_COMMANDS[setting.name]}")
-    if setting.name not in LIVE:
+    option = find_option(name)
+    if option.name in _COMMANDS:
+        raise UsageError(f"{option.name} is no option of /set; {_COMMANDS[option.name]}")
+    if option.name not in LIVE:
         raise UsageError(
-            f"{setting.name} can only be set at start: leave, and restart with lade chat"
-            f" --{setting.name}"
+            f"{option.name} can only be set at start: leave, and restart with lade chat"
+            f" --{option.name}"
         )
-    return setting
+    return option
 
 
-def find_option(name: str) -> Setting:
+def find_option(name: str) -> Option:
     """The option of this name; UsageError if there is none."""
     letter, name = f"-{name.lstrip('-')}", name.lstrip("-").replace("_", "-").lower()
     name = ALIASES.get(name, name)
-    for setting in settings_of(ChatRequest).values():
-        if setting.name == name or setting.flag == letter:
-            return setting
+    for option in options_of(ChatRequest).values():
+        if option.name == name or option.flag == letter:
+            return option
     hint = suggestion(name, LIVE) or f"one of {', '.join(LIVE)}"
     raise UsageError(f"there is no option {name!r}; {hint}")
 
@@ -115,8 +115,8 @@ def values_of(name: str) -> Iterable[str]:
         return SOURCES
     if name not in LIVE:
         return ()
-    setting = find_live(name)
-    return ("on", "off") if setting.kind is bool else setting.choices
+    option = find_live(name)
+    return ("on", "off") if option.kind is bool else option.choices
 
 
 def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
@@ -141,8 +141,8 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         "dtype": chat.session.loaded.spec.compute,
     }
     base, found = chat.choice.base(request.wants_paper), {}
-    for key, setting in settings_of(ChatRequest).items():
-        name = setting.name
+    for key, option in options_of(ChatRequest).items():
+        name = option.name
         stated = name in _MODEL_DEFAULTS and chat.session.loaded.defaults.states(key)
         origin = "the model's" if stated else "default"
         if key in request.origins:

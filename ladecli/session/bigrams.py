@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from .session import Session
 
 SHARE, MOST = 0.2, 1.0
-"""How much longer a load takes for it: by this share of its time, and at most so many seconds."""
+"""How much longer a load takes for it: this share of its time, but at most this many seconds."""
 START = 4
 """Tokens that stand for the start of an answer, such as `<|im_start|>assistant`: with all of a
 template before them, tokens are expected that would answer an empty question."""
 
 
 def bigrams_of(session: Session, seconds: float) -> Bigrams:
-    """What is known of a session's model, and what is found out in so many seconds more."""
+    """What is known of a session's model, and what is found out in about `seconds` more."""
     name = fingerprint(session.loaded.model) if can_ask(session.decoder) else None
     if name is None:
         return nothing()
@@ -44,16 +44,13 @@ def bigrams_of(session: Session, seconds: float) -> Bigrams:
 
 def _start(session: Session) -> list[int]:
     """What stands before the first token of an answer."""
-    for encode in (_asked, lambda session: session.encode("\n")):
-        # A template may want more than an empty question.
-        with contextlib.suppress(LadeError):
-            if ids := encode(session):
-                return ids[-START:]
+    with contextlib.suppress(LadeError):  # a template may want more than an empty question
+        question = [{"role": "user", "content": ""}]
+        if session.has_template and (ids := session.encode_chat(question)):
+            return ids[-START:]
+    with contextlib.suppress(LadeError):
+        return session.encode("\n")[-START:] or [0]
     return [0]
-
-
-def _asked(session: Session) -> list[int]:
-    return session.encode_chat([{"role": "user", "content": ""}]) if session.has_template else []
 
 
 def _read(path: Path, vocabulary: int) -> Bigrams:

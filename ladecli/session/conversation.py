@@ -195,7 +195,7 @@ def from_json(text: str) -> Conversation:
         ValueError: it is no chat file of this version; the message says what is wrong.
     """
     found = Conversation()
-    for part in _parts(text):
+    for part in _saved(text):
         found = part.after(found)
     return found
 
@@ -203,10 +203,10 @@ def from_json(text: str) -> Conversation:
 def model_of(text: str) -> str:
     """The model that a chat was held with last, as it was named; "" where the file does not say.
     Errors are those of `from_json`."""
-    return _parts(text)[-1].model
+    return _saved(text)[-1].model
 
 
-def _parts(text: str) -> list[_ChatFile]:
+def _saved(text: str) -> list[_ChatFile]:
     try:
         return [_ChatFile.model_validate_json(text)]
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import PromptError
@@ -10,6 +10,7 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..options.answer import TemplateChoice
+    from ..suites import Row
     from .conversation import Conversation
     from .session import Session
     from .text import Part
@@ -24,11 +25,10 @@ class Dialogue:
 
     Args:
         session: the model at work.
-        turns: the user's texts.
-        start: what was said before.
+        row: what was said before, and the user's turns.
+        system: message for a row that has none of its own.
         template: puts it into words; None for texts to continue.
         new_tokens: for which the context must have room after each turn.
-        id, category: of the row that it is.
 
     Attributes:
         cut: why it ended before one of its turns; None where it did not.
@@ -37,16 +37,14 @@ class Dialogue:
     def __init__(
         self,
         session: Session,
-        turns: Sequence[str],
-        start: Conversation,
+        row: Row,
+        system: str | None,
         template: TemplateChoice | None,
         new_tokens: int = 1,
-        id: str = "",
-        category: str = "",
     ) -> None:
-        self.id, self.category = id, category
+        self.id, self.category = row.id, row.category
         self.cut: str | None = None
-        self._session, self._turns, self._start = session, turns, start
+        self._session, self._turns, self._start = session, row.turns, row.begun(system)
         self._template, self._new_tokens = template, new_tokens
 
     def hold(self, answer: Callable[[int, list[int]], Part | None]) -> None:

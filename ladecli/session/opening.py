@@ -126,7 +126,7 @@ def _plan(
         began = time.perf_counter()
         with _spinner(terminal, planned.parts.base):
             setup = decide(options, drafts, planned, ranks, local_size or 1)
-            loaded = models.load(planned, working_memory=setup.working_memory, progress=bars)
+            loaded = models.load(planned, need=setup.need, progress=bars)
             if ranks:
                 parallel.compare_loaded(loaded, ranks)
             session = Session(loaded, setup)
@@ -148,7 +148,7 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> N
     Raises:
         LadeError, ConfigError: with a line for the user.
     """
-    from ..specs import adapters, device, model_files
+    from ..specs import adapters, model_files
 
     folder = adapters.check(
         options.name,

@@ -1,4 +1,4 @@
-"""Ranks as processes: how they start, agree, follow and end.  Nothing here imports torch.
+"""Ranks as processes: how they start, agree, follow and end.  Importing this imports no torch.
 
 Rank 0 is the *leader*, which alone reads, prints and writes files; the others are *followers*.
 Those of `--parallel K` are processes of their own.  torch's launcher was tried in their place: its
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, UsageError, counted, describe_error
 from ..options.answer import RankedOptions
+from ..specs import device
 from ..view.terminal import handling
 from .place import Place, assign_device, find_place, read_torchrun
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from .session import Session, Settings
 
 Planner = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]
-"""Plans how to load a request's model, one of so many on this machine; what it returns loads it."""
+"""Plans how to load a request's model, one of N on this machine; what it returns loads it."""
 _TRIAL_RANKS = 8
 """Ranks that may share fewer cores, to try out what a machine with GPUs does."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
@@ -205,8 +206,6 @@ def _start_processes(
 def check_number(request: RankedOptions, place: Place) -> list[str]:
     """Refuse with a UsageError more ranks than are useful here; a notice where they share a
     device."""
-    from ..specs import device
-
     kind = device.detect(request.device).kind
     if kind == "cuda":
         return []
@@ -227,8 +226,6 @@ def check_number(request: RankedOptions, place: Place) -> list[str]:
 
 def _set_variables(place: Place) -> None:
     """Set what torchrun would for rank 0, and followers inherit."""
-    from ..specs import device
-
     size = str(place.size)
     os.environ |= {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
     os.environ.setdefault("OMP_NUM_THREADS", str(max(device.cores() // place.size, 1)))
@@ -331,7 +328,6 @@ def connect(ranks: DistributedTransport, request: RankedOptions) -> None:
         RankError: a rank failed, or differs.
     """
     from ..profiles.user import versions_here
-    from ..specs import device
 
     here = device.detect(request.device)
     ranks.connect(here.torch_name, split=request.parallel_mode == "tensor")
@@ -361,7 +357,7 @@ def compare_loaded(loaded: LoadedModel, ranks: DistributedTransport) -> None:
     mine = {
         "dtype": str(loaded.dtype),
         "a model configuration": hashlib.sha256(text.encode()).hexdigest()[:8],
-        "a tokenizer": pool_file.fingerprint(loaded.tokenizer)[:8],
+        "a tokenizer": pool_file.tokenizer_digest(loaded.tokenizer)[:8],
         "weights": "" if split else weights_digest(loaded.model)[:8],
     }
     _compare(ranks, mine)
@@ -385,7 +381,7 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
 
 
 def _compare(ranks: DistributedTransport, mine: Mapping[str, object]) -> None:
-    """Gather every rank's fingerprint; a `RankError` names the first difference."""
+    """Gather what every rank has; a `RankError` names the first difference."""
     found = ranks.gather(dict(mine))
     for rank, other in enumerate(found):
         for name, value in found[0].items():

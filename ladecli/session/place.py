@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,22 +24,22 @@ class Place:
     launched: bool = False  # whether the user's own torchrun started it
 
 
-def read_torchrun(environment: Mapping[str, str] = os.environ) -> Place | None:
+def read_torchrun() -> Place | None:
     """Read the place that the user's own torchrun gave this process, if it did."""
-    if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
+    if "TORCHELASTIC_RUN_ID" not in os.environ or "RANK" not in os.environ:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, size, local_rank, local_size = (int(environment[name]) for name in names)
+    rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
     return Place(rank, size, local_rank, local_size, launched=True)
 
 
-def find_place(options: RankedOptions, environment: Mapping[str, str] = os.environ) -> Place:
+def find_place(options: RankedOptions) -> Place:
     """Find the place of this process.
 
     Raises:
         UsageError: the options do not fit to what torchrun started, or to several ranks.
     """
-    place, wanted = read_torchrun(environment), options.parallel
+    place, wanted = read_torchrun(), options.parallel
     if place is not None and wanted not in (None, place.size):
         raise UsageError(
             f"--parallel {wanted} under a torchrun that started {place.size} ranks; leave"

@@ -20,20 +20,20 @@ from ..errors import LadeError, UsageError
 
 if TYPE_CHECKING:
     from ..decoder.drafting.store import DraftStore
-    from ..options.answer import KnownOptions
+    from ..options.answer import DraftFileOptions
     from .session import Session
 
 FORMAT = "lade-pool/2"
 OPTION = "--pool-file"
 
 
-def fingerprint(tokenizer: Any) -> str:
+def tokenizer_digest(tokenizer: Any) -> str:
     """A digest of a tokenizer's vocabulary, ids included."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def check(request: KnownOptions) -> list[str]:
+def check(request: DraftFileOptions) -> list[str]:
     """Refuse a file that is not a pool, or cannot be written; the texts of `--draft-text`.
 
     Raises:
@@ -47,7 +47,7 @@ def check(request: KnownOptions) -> list[str]:
 
 
 @contextlib.contextmanager
-def keep_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -> Iterator[None]:
+def keep_drafts(session: Session, name: str | None, texts: Sequence[str]) -> Iterator[None]:
     """Begin with the drafts of a file and with texts, and leave there what was learned, also
     after Ctrl-C.
 
@@ -61,7 +61,7 @@ def keep_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -
         LadeError: it cannot be written; what was there before is still there.
     """
     if name:
-        path, tokenizer = files.expanded(name), fingerprint(session.loaded.tokenizer)
+        path, tokenizer = files.expanded(name), tokenizer_digest(session.loaded.tokenizer)
         session.drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
         session.drafts.bigrams = session.bigrams
     drafts = session.drafts
@@ -88,7 +88,7 @@ def load(path: Path, tokenizer: str, vocabulary: int) -> DraftStore:
     """The drafts in a file; fresh ones where it does not exist yet.
 
     Args:
-        tokenizer: the `fingerprint` of the tokenizer in use.
+        tokenizer: the `tokenizer_digest` of the one in use.
         vocabulary: token ids are below this.
 
     Raises:

@@ -95,6 +95,7 @@ class Session:
             pack=setup.store_twice,
             races=raced,
         )
+        # What products of more rows take on a CPU, see `Races.spread`.
         self._products = raced.spread() if raced is not None else {}
         if raced is not None and raced.run:
             races.write(loaded.device, raced.known)
@@ -105,7 +106,7 @@ class Session:
         self.executor: Executor | None = None
         self.ranks = 1  # how many processes decode together
         self.followers: Followers | None = None  # the other ranks, where this is their leader
-        self._shared: Generator[TextEvent] | None = None
+        self._shared: Generator[TextEvent] | None = None  # the last answer of all ranks
         self._notices_shown = {*self.decoder.runner.notices}
         self._template: tuple[str, ChatTemplate] | None = None  # the last one asked for
 
@@ -128,10 +129,8 @@ class Session:
     def stock_model(self) -> Any:
         """The model as transformers loads it; loaded once more where our forward keeps weights in
         an order of its own, in which transformers' would run at another speed."""
-        again = self.loaded.again
-        if self.decoder.runner.model.keeps_weights or again is None:
-            return self.loaded.model
-        return again()
+        kept = self.decoder.runner.model.keeps_weights
+        return self.loaded.model if kept else self.loaded.again()
 
     def know(self, bigrams: Bigrams) -> None:
         """Let drafts know what the model expects after single tokens, from now on."""

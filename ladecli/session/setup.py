@@ -39,7 +39,7 @@ class Setup:
     no_graphs_reason: str | None = None  # why steps are not captured; None where they are
     choice: profiles.Choice | None = None  # what the profile says; None where none was asked
     context: int | None = None  # the most tokens of a text; None for what the model was made for
-    working_memory: memory.Need | None = None  # what decoding takes, the weights included
+    need: memory.Need | None = None  # bytes that decoding takes, the weights included
     store_twice: bool = True  # whether weights on a CPU may be stored twice, for speed
     raced: races.Results | None = None  # where ranks share what their leader knows of a CPU's forms
     kernels: bool = True  # whether Triton kernels may be used
@@ -96,7 +96,7 @@ def decide(
         no_graphs_reason=no_graphs,
         choice=choice,
         context=context,
-        working_memory=need,
+        need=need,
         store_twice=twice,
         raced=raced,
         kernels=options.kernels,

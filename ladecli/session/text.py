@@ -296,7 +296,7 @@ def text_events(
     cost: Callable[[int, int], float | None],
     cancelled: Callable[[], bool],
     answering: contextlib.AbstractContextManager[None],
-    seconds: float | None = None,
+    seconds: float | None,
 ) -> Generator[TextEvent]:
     """Make events of text of those of tokens.
 
@@ -306,7 +306,7 @@ def text_events(
         cost: of a step of a width after a context; see `TextStep`.
         cancelled: asked after every step; true ends the answer as interrupted.
         answering: a block around all of it.
-        seconds: after which the step under way is the last one.
+        seconds: after which the step under way is the last one; None for no such limit.
     """
     began, length = time.monotonic(), 0
     with answering, contextlib.closing(events):

@@ -167,11 +167,11 @@ def _is_cut(plan: dict[str, str], name: str) -> bool:
 
 
 def keywords(
-    place: Placement, config: Any, dtype: torch.dtype, working_memory: Need | None
+    place: Placement, config: Any, dtype: torch.dtype, need: Need | None
 ) -> dict[str, Any]:
     """Keywords of `from_pretrained` for a placement that passed `check`.
 
-    A device map leaves room to `working_memory`, which decoding takes.
+    A device map leaves room for what decoding takes, its `need`.
     """
     import transformers
 
@@ -191,8 +191,8 @@ def keywords(
         folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
         _OFFLOADED.append(folder)
         found["offload_folder"] = folder.name
-        if working_memory is not None:
-            found["max_memory"] = _limits(working_memory)
+        if need is not None:
+            found["max_memory"] = _limits(need)
     elif importlib.util.find_spec("accelerate") and (place.device.kind != "cpu" or quantised):
         # Straight to the device; quantised weights would go to any GPU that is there.
         found["device_map"] = place.device.torch_name

@@ -90,9 +90,7 @@ def run(request: TuneRequest) -> int:
         )
     try:
         template = request.template(session.has_template)
-        dialogues = [
-            Dialogue(session, row.turns, row.start, template, ROOM, row.id) for row in rows
-        ]
+        dialogues = [Dialogue(session, row, None, template, ROOM) for row in rows]
         samples = [each.first()[-LONGEST:] for each in split_usable(dialogues)[0]]
         terminal.say(*session.new_notices())
         if not request.dry_run:  # what loads would ask one after the other

@@ -13,7 +13,7 @@ from ladecli.bench.methods import STRATEGIES
 from ladecli.bench.result import FOREIGN
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.options.commands import BenchRequest
-from ladecli.options.declare import settings_of
+from ladecli.options.declare import options_of
 from ladecli.profiles import Choice
 
 DEFAULT = LookaheadConfig(5, 3, 5, 24, ("context",), widths=(1, 8, 24))
@@ -73,7 +73,7 @@ def test_transformers_generate_does_not_run_on_a_model_that_ranks_share() -> Non
 
 
 def test_the_help_names_all_values() -> None:
-    helps = {key: setting.help for key, setting in settings_of(BenchRequest).items()}
+    helps = {key: option.help for key, option in options_of(BenchRequest).items()}
     assert ", ".join(STRATEGIES) in helps["strategies"]
     (unusual,) = {*STRATEGIES} - {*USUAL}
     assert f"default: all but {unusual}, which compiles" in helps["strategies"]

@@ -60,12 +60,12 @@ def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
         return Part(text="It.")
 
     row = suites.Row("talk", "prose", ("Say it.", "Again.", "a " * 300))
-    talk = Dialogue(session, row.turns, row.begun("Be kind."), None, 24)
+    talk = Dialogue(session, row, "Be kind.", None, 24)
     talk.hold(answer)
     assert asked == [(1, "Be kind.\nSay it."), (2, "Be kind.\nSay it.\nIt.\nAgain.")]
     assert (talk.cut or "").startswith("turn 3: the prompt has ")
     asked.clear()
     start = Conversation("Be brief.").asked("Hi").answered("Hello")
     row = suites.Row("one", "prose", ("Now.",), start)
-    Dialogue(session, row.turns, row.begun("Be kind."), None).hold(answer)
+    Dialogue(session, row, "Be kind.", None).hold(answer)
     assert asked == [(1, "Be brief.\nHi\nHello\nNow.")], "the row's own system message counts"

@@ -9,9 +9,9 @@ import pytest
 
 from ladecli import profiles
 from ladecli.errors import UsageError
-from ladecli.profiles import Rates, user
+from ladecli.profiles import user
 from ladecli.profiles.schema import VALUES
-from ladecli.specs.device import Device
+from ladecli.specs.device import Device, Rates
 from ladecli.specs.memory import ModelSpec
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape, tuned

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ladecli import profiles
-from ladecli.profiles import Rates, user
+from ladecli.profiles import user
 from ladecli.profiles.schema import VALUES
 from ladecli.specs import device as devices
-from ladecli.specs.device import Device
+from ladecli.specs.device import Device, Rates
 
 from ..hub_files import use_devices
 from .makers import A100, ACME, CPU, OWN, put, tuned
