@@ -31,8 +31,8 @@ from typing import Any
 from common import ROOT, argument_parser, print_head, print_row, save
 
 from ladecli import suites
+from ladecli.session.dialogue import Row
 from ladecli.specs.device import predict_device
-from ladecli.suites import Row
 
 PROCESSOR = predict_device("cpu").label
 WORKERS = Path(__file__).with_name("peer_workers.py")

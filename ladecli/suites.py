@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -28,6 +28,7 @@ from . import files
 from .errors import LadeError, UsageError, flaw
 from .session.chat_template import REASONING_KEYS
 from .session.conversation import Conversation, NotSupported, as_parts
+from .session.dialogue import Row
 
 BUILTIN = "builtin"
 STDIN = "-"
@@ -35,25 +36,6 @@ STDIN = "-"
 FIX = "give prompts of your own by --prompts FILE.jsonl"
 EXAMPLE = 'write rows like {"prompt": "Hello"}'
 EXAMPLE_OF_MESSAGES = 'write rows like {"messages": [{"role": "user", "content": "Hello"}]}'
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One conversation."""
-
-    id: str  # unique in a suite
-    category: str
-    turns: tuple[str, ...]  # the user's texts, at least one and none blank
-    start: Conversation = field(default_factory=Conversation)  # what was said before
-
-    @property
-    def is_conversation(self) -> bool:
-        """Whether there is more to it than one text to answer, or to continue."""
-        return len(self.turns) > 1 or bool(self.start.for_template())
-
-    def begun(self, system: str | None) -> Conversation:
-        """The conversation before the first turn; `system` is for rows without such a message."""
-        return self.start if self.start.system is not None else replace(self.start, system=system)
 
 
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]

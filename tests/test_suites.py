@@ -14,7 +14,8 @@ import pytest
 from ladecli import suites
 from ladecli.commands import generate as prompts
 from ladecli.errors import LadeError
-from ladecli.suites import FIX, Row
+from ladecli.session.dialogue import Row
+from ladecli.suites import FIX
 
 from .hub_files import use_cache
 

@@ -33,8 +33,8 @@ from .tasks import BenchTask, make_dialogues, make_passages, split_usable
 
 if TYPE_CHECKING:
     from ..options.commands import BenchRequest
+    from ..session.dialogue import Row
     from ..session.session import Session, Settings
-    from ..suites import Row
     from .methods import Sweep
 
 PASSAGES = 3

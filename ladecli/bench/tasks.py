@@ -15,9 +15,9 @@ from .result import Skipped
 
 if TYPE_CHECKING:
     from ..options.commands import MeasureRequest
+    from ..session.dialogue import Row
     from ..session.session import Session
     from ..session.text import Part
-    from ..suites import Row
     from ..view.terminal import Terminal
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")

@@ -16,9 +16,9 @@ from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
-from ..session.dialogue import Dialogue
+from ..session.dialogue import Dialogue, Row
 from ..session.text import Part
-from ..suites import STDIN, Row, display_name, line_id, read_rows, read_text, row_notices
+from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import together

@@ -1,23 +1,42 @@
-"""A conversation whose user's side is known before it begins, such as a row of a suite."""
+"""A row of a suite, and the conversation that is held by it: the user's side is known before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import PromptError
 from ..errors import UsageError
+from .conversation import Conversation
 
 if TYPE_CHECKING:
     from ..options.answer import TemplateChoice
-    from ..suites import Row
-    from .conversation import Conversation
     from .session import Session
     from .text import Part
 
 MARKUP = 32
 """Tokens that a chat template adds to a turn, at most, where room is estimated."""
 MORE_ROOM = "allow fewer new tokens, raise --max-context, or give shorter prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was said before, and what the user will say."""
+
+    id: str  # unique in a suite
+    category: str
+    turns: tuple[str, ...]  # the user's texts, at least one and none blank
+    start: Conversation = field(default_factory=Conversation)  # what was said before
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether there is more to it than one text to answer, or to continue."""
+        return len(self.turns) > 1 or bool(self.start.for_template())
+
+    def begun(self, system: str | None) -> Conversation:
+        """The conversation before the first turn; `system` is for rows without such a message."""
+        return self.start if self.start.system is not None else replace(self.start, system=system)
 
 
 class Dialogue:
