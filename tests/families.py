@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 from ladecli.decoder.compat import needs_eager
+
+from .tokenizers_here import byte_level
 
 VOCABULARY = 97
 SLIDING = 11
@@ -192,6 +195,13 @@ def new_model(family: str, **extra: Any) -> Any:
             # Biases of zero and norms of one would hide that they are left out.
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.1, generator=generator)
     return model
+
+
+def saved(folder: Path, family: str, **extra: Any) -> str:
+    """A folder with such a model and a tokenizer; its name."""
+    new_model(family, **extra).save_pretrained(folder)
+    byte_level().save_pretrained(folder)
+    return str(folder)
 
 
 def prompt_for(family: str, length: int = 24) -> list[int]:

@@ -18,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
@@ -29,6 +30,7 @@ import transformers
 
 from ladecli.commands.cli import entry
 from ladecli.files import toml
+from ladecli.session.conversation import Conversation
 
 Files: TypeAlias = Mapping[str, bytes]
 """What a folder holds, by path."""
@@ -222,18 +224,9 @@ ODD: list[Any] = [
 ]
 """Values in place of others."""
 _CHUNKS = (
-    *(
-        b"\0",
-        b"\xff\xfe",
-        b"\xef\xbb\xbf",
-        b"\r",
-        b"\n\n",
-        b"\x1b[2J",
-        b"\xc3\x28",
-        b'"',
-        b"[" * 3000,
-    ),
-    *(b"{" * 50, b"1e999", b"-", b"\\ud800", b"//", b"#", b"NaN", b"\xe2\x80\xae", b"0" * 400),
+    *(b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\r", b"\n\n", b"\x1b[2J", b"\xc3\x28", b'"'),
+    *(b"[" * 3000, b"{" * 50, b"1e999", b"-", b"\\ud800", b"//", b"#", b"NaN", b"\xe2\x80\xae"),
+    b"0" * 400,
 )
 _NUMBERS = [value.to_bytes(8, "little") for value in (0, 1, 2**31, 2**32 - 1, 2**62, 2**64 - 1)]
 
@@ -540,7 +533,7 @@ def kinds_of(base: Path) -> dict[str, Kind]:
             damaged=("a.json",),
         ),
         "chat": Kind(
-            [{"chat.json": _CHAT.encode()}],
+            [{"chat.json": _TALK.as_json("m").encode()}],
             [("chat", small, "--offline", "--device", "cpu", "-n", "1")],
             typed="/load {}/chat.json\n/save {}/x.md\n/save {}/y.json\n",
             share=0.2,
@@ -600,24 +593,10 @@ def kinds_of(base: Path) -> dict[str, Kind]:
 
 
 _PAIRS = (("{}/a.json", "{}/b.json"), ("{}/b.json", "{}/a.json"))
-_CHAT = json.dumps(
-    {
-        "format": "lade-chat",
-        "version": 1,
-        "model": "m",
-        "system": "be brief",
-        "forgotten": 0,
-        "messages": [
-            {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": "hi", "interrupted": True, "reasoning": "so"},
-        ],
-    }
-)
-_KEPT = "".join(
-    json.dumps({**json.loads(_CHAT), "kept": kept, "messages": [{"role": role, "content": "x"}]})
-    + "\n"
-    for kept, role in enumerate(("user", "assistant", "user"))
-)
+_ASKED = Conversation("be brief").asked("hello")
+_TALK = _ASKED.answered("hi", True, "so")
+_STATES = (Conversation(), _ASKED, _TALK, _TALK.asked("and"))
+_KEPT = "".join(now.as_change(before, "m") for before, now in pairwise(_STATES))
 
 
 def _bench_files() -> list[Files]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 from ladecli import models
 from ladecli.specs import device, placement
 from ladecli.specs.device import Device
 
 CPU = Device("cpu", "cpu", "Some Processor", int(32e9), 2)
+DEMO = Path(models.__file__).with_name("demo")
+"""The folder of the bundled model."""
 LLAMA_7B: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -55,6 +58,17 @@ def holding(name: str, data: str | bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(
         data if isinstance(data, bytes) else data.encode()
     )
+
+
+def renaming(file: str, names: Callable[[str], Iterable[str]]) -> Callable[[Path], object]:
+    """What saves each weight in a file of a folder under other names, none or several."""
+
+    def change(folder: Path) -> None:
+        path = folder / file
+        found = {new: x.clone() for name, x in load_file(path).items() for new in names(name)}
+        save_file(found, path, metadata={"format": "pt"})
+
+    return change
 
 
 def without(*names: str) -> Callable[[Path], object]:

@@ -67,6 +67,12 @@ def write(path: Path, trace: Trace, spell: Callable[[int], str] | None = None) -
     return path
 
 
+def step(*pieces: tuple[str, str | None], width: int = 9, seconds: float = 0.5) -> TextStep:
+    """A step that commits pieces of text, each a token with its source."""
+    made = tuple(Piece(text, source) for text, source in pieces)
+    return TextStep(made, tuple(range(len(made))), width, len(made) - 1, seconds)
+
+
 WORDS = ["∅", "The", " cat", " sat", " on", " the", " mat", ".", "\n", " 你好", " dog", " ran"]
 
 

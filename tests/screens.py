@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -17,6 +18,13 @@ from .forked import Spawn
 LADE = [sys.executable, "-m", "ladecli"]
 PATIENCE = 60.0
 """Seconds to wait for what should be on the screen."""
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps what is written to it, and does nothing else."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Terminal:

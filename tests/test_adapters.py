@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import peft
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import ladecli
 from ladecli.decoder.model import int8
@@ -21,7 +20,17 @@ from ladecli.specs.hub import ADAPTER
 
 from .adapters_here import make
 from .decoding import text_ids
-from .hub_files import POINTER, add_model, copied, holding, pipe, stating, use_cache
+from .hub_files import (
+    POINTER,
+    add_model,
+    copied,
+    holding,
+    pipe,
+    renaming,
+    stating,
+    use_cache,
+    without,
+)
 
 PROMPT = "the cat sat on"
 FORMS: dict[str, dict[str, Any]] = {
@@ -136,58 +145,31 @@ def test_the_generation_config_of_the_base_holds(
         assert answer(lade, str(folder), "--strategy", strategy)[0] == wanted
 
 
-def with_weights(change: Callable[[str], Iterator[str]]) -> Callable[[Path], object]:
-    """What saves each weight of an adapter under the names that `change` gives it."""
-
-    def save(folder: Path) -> None:
-        path = folder / "adapter_model.safetensors"
-        found = {new: x.clone() for name, x in load_file(path).items() for new in change(name)}
-        save_file(found, path, metadata={"format": "pt"})
-
-    return save
-
-
-def one_more_layer(name: str) -> Iterator[str]:
-    yield name
-    if "layers.1." in name:
-        yield name.replace("layers.1.", "layers.7.")
-
-
-def one_layer(name: str) -> Iterator[str]:
-    if "layers.0." in name:
-        yield name
-
-
+WEIGHTS = "adapter_model.safetensors"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no type": (
-        stating(ADAPTER, peft_type=None),
-        "has a damaged adapter_config.json (no peft_type)",
-    ),
+    "no type": (stating(ADAPTER, peft_type=None), f"has a damaged {ADAPTER} (no peft_type)"),
     "prompt tuning": (
         stating(ADAPTER, peft_type="PROMPT_TUNING", num_virtual_tokens=8, r=None),
         "is an adapter of the kind PROMPT_TUNING, which cannot be merged",
     ),
-    "no weights": (
-        lambda folder: (folder / "adapter_model.safetensors").unlink(),
-        "holds no adapter_model.safetensors",
-    ),
-    "pointer": (holding("adapter_model.safetensors", POINTER), "run git lfs pull"),
-    "pipe": (
-        pipe("adapter_model.safetensors"),
-        "adapter_model.safetensors, which is no regular file",
-    ),
-    "cut": (holding("adapter_model.safetensors", "cut"), "the weights are damaged"),
+    "no weights": (without(WEIGHTS), f"holds no {WEIGHTS}"),
+    "pointer": (holding(WEIGHTS, POINTER), "run git lfs pull"),
+    "pipe": (pipe(WEIGHTS), f"{WEIGHTS}, which is no regular file"),
+    "cut": (holding(WEIGHTS, "cut"), "the weights are damaged"),
     "broken": (holding(ADAPTER, "{"), "adapter_config.json is damaged"),
-    "another machine": (
-        stating(ADAPTER, base_model_name_or_path="/no/such"),
-        "not on this machine",
-    ),
+    "another machine": (stating(ADAPTER, base_model_name_or_path="/no"), "not on this machine"),
     "no base": (stating(ADAPTER, base_model_name_or_path=None), "names no base model"),
     "both": (holding("config.json", "{}"), "holds a whole model beside an adapter"),
     "other modules": (stating(ADAPTER, target_modules=["wide"]), "cannot be merged into"),
     "other rank": (stating(ADAPTER, r=5), "size mismatch for "),
-    "more layers": (with_weights(one_more_layer), "weights have no counterpart"),
-    "fewer layers": (with_weights(one_layer), "weights have no counterpart"),
+    "more layers": (
+        renaming(WEIGHTS, lambda name: {name, name.replace("layers.1.", "layers.7.")}),
+        "weights have no counterpart",
+    ),
+    "fewer layers": (
+        renaming(WEIGHTS, lambda name: [name] * ("layers.0." in name)),
+        "weights have no counterpart",
+    ),
 }
 
 

@@ -21,10 +21,7 @@ ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
 UPSTAIRS = ("rich", "typer", "click", "prompt_toolkit", "platformdirs")
-MODEL_ROOM = (
-    *("decoder", "specs"),
-    *("custom_generate.py", "generation_config.py", "models.py"),
-)
+MODEL_ROOM = (*("decoder", "specs"), *("custom_generate.py", "generation_config.py", "models.py"))
 """Who may know torch; everything else deals in numbers and text."""
 TRANSFORMERS_BASELINE = Path("bench/stock.py")
 LIGHT = (

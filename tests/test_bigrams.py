@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 import ladecli
 from ladecli.decoder.drafting.bigrams import SUCCESSORS
 from ladecli.session.session import Session
-from ladecli.specs import hub
+
+from .hub_files import DEMO
 
 
 def files() -> list[Path]:
@@ -49,7 +50,7 @@ def test_they_outlive_a_fresh_start_and_are_the_same_in_every_precision() -> Non
 def test_another_model_has_another_file(tmp_path: Path) -> None:
     """Also one of the same shape, such as a finetune."""
     copy = tmp_path / "model"
-    shutil.copytree(hub.resolve("demo"), copy)
+    shutil.copytree(DEMO, copy)
     weights = load_file(copy / "model.safetensors")
     weights["model.embed_tokens.weight"] += 0.01
     save_file(weights, copy / "model.safetensors", {"format": "pt"})

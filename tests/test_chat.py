@@ -20,10 +20,9 @@ from ladecli.repl.journal import Journal
 from ladecli.session.conversation import Conversation, from_json
 from ladecli.trace.format import read_trace
 
-from .hub_files import copied, stating
+from .hub_files import DEMO, copied, stating
 from .oracle import change_decoders, during_forward, watch
 
-DEMO = Path(__file__).parents[1] / "ladecli" / "demo"
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
 KEPT = "the conversation was saved to"
 
@@ -273,48 +272,30 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert "there is no conversation to continue" in lade("chat", "--continue").refused()
 
 
-def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
-    """By SIGKILL, or by a disk that was full for a time."""
-    talk = Conversation("Be brief.")
-    file, states = tmp_path / "1.jsonl", [talk := talk.asked("a" * 90), talk.answered("b" * 90)]
-    journal = Journal()
+@pytest.mark.parametrize("whole", [False, True], ids=["in its middle", "before its break"])
+def test_a_line_that_was_cut_short_costs_no_other(whole: bool, tmp_path: Path) -> None:
+    """By a disk that was full for a time, or by SIGKILL; all but its break can be read."""
+    asked = Conversation("Be brief.").asked("a" * 90)
+    answered, journal, file = asked.answered("b" * 90), Journal(), tmp_path / "1.jsonl"
     journal.path = file
-    journal.record(states[0], "demo")
-    size = file.stat().st_size
+    journal.record(asked, "demo")
+    room = len(answered.as_change(asked, "demo").encode()) - 1 if whole else 30
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 30, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room, hard))
     try:
         with pytest.raises(OSError, match="too large"):
-            journal.record(states[1], "demo")
+            journal.record(answered, "demo")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert from_json(file.read_text()) == states[0]
-    journal.record(states[1], "demo")
-    assert from_json(file.read_text()) == states[1]
+    assert from_json(file.read_text()) == (answered if whole else asked)
+    for now in (asked, answered) if whole else (answered,):
+        size = file.stat().st_size
+        journal.record(now, "demo")
+        assert from_json(file.read_text()) == now
     data = file.read_bytes()
     for end in range(size, len(data) - 1):
         file.write_bytes(data[:end])
-        assert from_json(file.read_text()) == states[0]
-
-
-def test_a_line_that_was_cut_before_its_break_costs_no_other(tmp_path: Path) -> None:
-    """It can be read, though writing it failed."""
-    asked = Conversation().asked("a")
-    answered = asked.answered("b")
-    journal = Journal()
-    journal.path = tmp_path / "1.jsonl"
-    journal.record(answered, "demo")
-    whole = len(journal.path.read_bytes() + asked.as_change(answered, "demo").encode())
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (whole - 1, hard))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            journal.record(asked, "demo")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    for now in (answered, answered.asked("c").answered("d")):
-        journal.record(now, "demo")
-        assert from_json(journal.path.read_text()) == now
+        assert from_json(file.read_text()) == asked
 
 
 def test_a_chat_that_nothing_was_written_of_hides_no_older_one(

@@ -24,17 +24,13 @@ import pytest
 import torch
 import transformers
 
-import ladecli
 from ladecli.commands.cli import entry
 from ladecli.specs.model_files import version
 from ladecli.trace.format import read_trace
 
 from . import forked, fresh
 from .adapters_here import make as make_adapter
-from .hub_files import POINTER, copied, holding, pipe, stating, without
-
-DEMO = Path(ladecli.__file__).with_name("demo")
-
+from .hub_files import DEMO, POINTER, copied, holding, pipe, renaming, stating, without
 
 # Prompts and streams.
 
@@ -59,15 +55,9 @@ def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(lade: Any) -> 
     assert result.err == "lade: stopped at 512 tokens; -n sets another limit\n"
 
 
-def test_prompts_from_flag_file_and_stdin_are_the_same(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_prompts_from_flag_and_stdin_are_the_same(lade: Any, model_folder: str) -> None:
     options = ("-n", "12", "--ignore-eos", "--no-stats")
     flag = lade("generate", model_folder, "-p", "the cat sat", *options)
-    path = tmp_path / "x.txt"
-    path.write_bytes(b"\xef\xbb\xbfthe cat sat\n")
-    file = lade("generate", model_folder, "--prompt-file", str(path), *options)
-    assert file.out == flag.out
     for extra in ((), ("-f", "-")):
         piped = lade("generate", model_folder, *extra, *options, typed="\ufeffthe cat sat\n")
         assert piped.out == flag.out
@@ -84,7 +74,7 @@ def test_text_files_of_other_systems_are_the_same_prompt(
     for number, (ends, encoding) in enumerate(product(("\n", "\r\n", "\r"), encodings)):
         path = tmp_path / f"{number}.txt"
         path.write_bytes(text.replace("\n", ends).encode(encoding))
-        asked += ["-f", str(path)]
+        asked += ["--prompt-file", str(path)]
     for file in (files := lade(*asked).rows()):
         assert (file["usage"], file["token_ids"]) == (flag["usage"], flag["token_ids"]), file["id"]
     assert len(files) == 12
@@ -171,7 +161,8 @@ def test_conversations_for_a_model_without_a_template(
 ) -> None:
     path = rows_file({"messages": [{"role": "system", "content": BRIEF}, HI]})
     asked = ("generate", model_folder, "-n", "4", "--json", "-q")
-    for options in (("-f", path), ("-p", "hi", "--system", BRIEF)):
+    prompt = ("-p", "hi")
+    for options in (("-f", path), (*prompt, "-s", BRIEF), (*prompt, "--template-arg", "a=1")):
         assert "no chat template; use --raw" in lade(*asked, *options).refused()
     lines = lade(*asked, "-f", path, "--raw").json()
     assert lines["token_ids"] == lade(*asked, "-p", f"{BRIEF}\n{HI['content']}").json()["token_ids"]
@@ -337,10 +328,10 @@ MISTAKES = {
     "verify -W 0": "window",
     "verify --prompts no-such-suite": "no-such-suite",
     "verify --sweep W=1,2": "--sweep",
-    **{
-        f"tune --seconds {seconds}": "seconds must be finite and above 0, not "
-        for seconds in ("0", "-1", "inf", "nan")
-    },
+    "tune --seconds 0": "seconds must be finite and above 0, not 0",
+    "tune --seconds -1": "seconds must be finite and above 0, not -1",
+    "tune --seconds nan": "seconds must be finite and above 0, not nan",
+    "tune --seconds inf": "seconds must be finite and above 0, not inf",
     "tune --prompts nowhere.jsonl": "there is no prompt file nowhere.jsonl; check the path",
     "tune --profile x": "No such option: --profile",
     f"{PLAN} --gpus 0": "gpus must be from 1 to 1024, not 0",
@@ -386,14 +377,18 @@ def test_no_prompt_at_a_terminal(lade: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("option", "package"),
-    [("--device-map=auto", "accelerate"), ("--quantize=4bit", "bitsandbytes")],
+    ("option", "package", "fix"),
+    [
+        ("--device-map auto", "accelerate", "accelerate"),
+        *(("--quantize 4bit", each, "'ladecli[quant]'") for each in ("accelerate", "bitsandbytes")),
+    ],
 )
 def test_optional_parts_that_are_missing(
-    option: str, package: str, lade: Any, monkeypatch: pytest.MonkeyPatch
+    option: str, package: str, fix: str, lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    assert f"needs {package}: pip install" in lade("generate", "-p", "a", option).refused()
+    told = lade("generate", "-p", "a", *option.split()).refused()
+    assert told == f"{option.removesuffix(' auto')} needs {package}: pip install {fix}\n"
 
 
 def test_sources_and_windows_go_together(lade: Any, model_folder: str) -> None:
@@ -479,11 +474,7 @@ def test_an_answer_that_cannot_be_written_is_no_success(
     command: str, closed: bool, tmp_path: Path
 ) -> None:
     errors = tmp_path / "errors"
-    with (
-        open(os.devnull) as nothing,
-        open("/dev/full", "w") as full,
-        errors.open("w") as written,
-    ):
+    with open(os.devnull) as nothing, open("/dev/full", "w") as full, errors.open("w") as written:
         out = None if closed else full.fileno()
         streams = nothing.fileno(), out, written.fileno()
         assert forked.Forked(command.split(), streams, os.environ).wait() == 1
@@ -500,14 +491,6 @@ def test_a_system_message_of_every_call_gives_way_to_raw(
     assert lade(*asked[:-1]).json()["usage"]["prompt_tokens"] > alone["prompt_tokens"]
 
 
-def a_layer_less(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    kept = {k: v for k, v in load_file(path).items() if "layers.1.mlp" not in k}
-    save_file(kept, path, metadata={"format": "pt"})
-
-
 class Code:
     """What would run a command if it were unpickled."""
 
@@ -517,15 +500,7 @@ class Code:
 
 def prefixed(prefix: str) -> Callable[[Path], object]:
     """What names weights as a wrapper saves them."""
-
-    def change(folder: Path) -> None:
-        from safetensors.torch import load_file, save_file
-
-        path = folder / "model.safetensors"
-        named = {prefix + k: v for k, v in load_file(path).items()}
-        save_file(named, path, metadata={"format": "pt"})
-
-    return change
+    return renaming("model.safetensors", lambda name: [prefix + name])
 
 
 def pickled(folder: Path) -> None:
@@ -566,12 +541,13 @@ def nameless(folder: Path) -> None:
     path.write_text(json.dumps(stated))
 
 
+A_LAYER_LESS = renaming("model.safetensors", lambda name: [name] * ("layers.1.mlp" not in name))
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (without("config.json"), "holds no config.json"),
     "no weights": (without("model.safetensors"), "holds no weights"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
     "other shape": (stating("config.json", intermediate_size=52), "the weights"),
-    "missing layer": (a_layer_less, "(model.layers.1.mlp.down_proj.weight and 2"),
+    "missing layer": (A_LAYER_LESS, "(model.layers.1.mlp.down_proj.weight and 2"),
     "prefix": (prefixed("module."), "and module.lm_head.weight is unknown"),
     "broken config": (holding("config.json", b"{"), "config.json is damaged"),
     "uneven heads": (
@@ -819,12 +795,14 @@ def test_what_is_downloaded_once_and_what_is_not_there(
         assert ") is merged into owner/tiny, which takes " in with_adapter.err
 
 
+def in_a_terminal(*asked: str) -> forked.Spawn:
+    command, size = ["-m", "ladecli", *asked], (24, 80)
+    return forked.Spawn(sys.executable, command, encoding="utf-8", timeout=60, dimensions=size)
+
+
 def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str) -> None:
     options = ("-n", "100", "--ignore-eos", "-q", "--sources", "trajectory")
-    asked = ("generate", model_folder, "-p", "ab ab ab ab", *options)
-    child = forked.Spawn(
-        sys.executable, ["-m", "ladecli", *asked], encoding="utf-8", timeout=60, dimensions=(24, 80)
-    )
+    child = in_a_terminal("generate", model_folder, "-p", "ab ab ab ab", *options)
     child.expect(pexpect.EOF)
     assert "\x1b[3" in child.before
     # Every escape is one of Rich's colours; the random model's own control bytes are gone.
@@ -841,9 +819,7 @@ def test_a_signal_ends_an_answer_whose_text_is_kept(
     change = stating("config.json", max_position_embeddings=10**6)
     slow = copied(model_folder, tmp_path / "slow", change)
     asked = ("generate", slow, "-p", "ab ab ab ab", "--ignore-eos", "--sources", "trajectory")
-    child = forked.Spawn(
-        sys.executable, ["-m", "ladecli", *asked], encoding="utf-8", timeout=60, dimensions=(24, 80)
-    )
+    child = in_a_terminal(*asked)
     child.expect("\x1b\\[3\\dm[^\u2800-\u28ff]")  # an accepted draft's colour, not the spinner's
     child.kill(number)
     child.expect("tokens in .* steps")

@@ -16,12 +16,11 @@ from ladecli.options.declare import config_path
 from ladecli.specs import device, hub
 from ladecli.specs.device import Device
 
-from .hub_files import CPU, copied, stating, use_cache, use_devices
+from .hub_files import CPU, DEMO, copied, stating, use_cache, use_devices
 from .profiles.makers import put
 
 pytestmark = pytest.mark.slow
 
-DEMO = Path(hub.resolve("demo"))
 H100 = Device("cuda", "cuda:0", "NVIDIA H100 80GB HBM3", int(85e9))
 
 

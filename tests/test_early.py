@@ -12,9 +12,7 @@ import ladecli
 from ladecli.options import COMMANDS
 
 from . import fresh
-from .hub_files import POINTER, copied, holding, without
-
-DEMO = Path(ladecli.__file__).with_name("demo")
+from .hub_files import DEMO, POINTER, copied, holding, without
 
 
 def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> None:

@@ -11,18 +11,14 @@ from xml.etree import ElementTree
 import pytest
 from rich.cells import cell_len
 
-from ladecli.events import Ended, Piece, TextEvent, TextStep
+from ladecli.events import Ended, TextEvent
 from ladecli.metrics import Tally
 from ladecli.trace.export import COLUMNS, Exporter
 from ladecli.visualize import together
 
+from .recording import step
+
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def step(*pieces: tuple[str, str | None]) -> TextStep:
-    made = tuple(Piece(text, source) for text, source in pieces)
-    return TextStep(made, tuple(range(len(made))), 9, 8, 0.5)
-
 
 ODD: list[TextEvent] = [
     step(("\n\n<b>&amp;\"'", None)),

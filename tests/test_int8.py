@@ -23,8 +23,7 @@ from ladecli.session.session import Session
 from ladecli.session.setup import Attention, Setup
 
 from .decoding import ids_of, run
-from .families import new_model, prompt_for
-from .tokenizers_here import byte_level
+from .families import new_model, prompt_for, saved
 
 pytestmark = [
     pytest.mark.slow,
@@ -129,9 +128,7 @@ def test_families_whose_head_is_the_embedding(family: str) -> None:
 
 
 def test_what_cannot_be_computed_in_8_bits_says_so(lade: Any, tmp_path: Path) -> None:
-    new_model("mamba").save_pretrained(tmp_path)
-    byte_level().save_pretrained(tmp_path)
-    said = lade("generate", str(tmp_path), "-p", "a", "--raw", "--quantize", "8bit")
+    said = lade("generate", saved(tmp_path, "mamba"), "-p", "a", "--raw", "--quantize", "8bit")
     assert said.code == 1
     assert said.err.endswith("; leave --quantize out\n")
 

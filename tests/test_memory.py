@@ -14,14 +14,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig, chunk_on
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError
-from ladecli.specs.memory import (
-    Asked,
-    ModelSpec,
-    format_bytes,
-    room,
-    smaller_forms,
-    spread,
-)
+from ladecli.specs.memory import Asked, ModelSpec, format_bytes, room, smaller_forms, spread
 from ladecli.specs.model_spec import empty_model, spec_of
 
 from .held import Held

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,12 +20,10 @@ from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.specs import memory
 from ladecli.specs.device import Device, detect
 
-from .families import new_model
-from .hub_files import use_devices
-from .tokenizers_here import byte_level
+from .families import saved
+from .hub_files import DEMO, copied, stating, use_devices
 
 ON_CPU = PlacementOptions(device="cpu")
-DEMO = Path(models.__file__).with_name("demo")
 GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)
 OWN_CODE = """
 from transformers import LlamaForCausalLM
@@ -39,12 +35,8 @@ class Mine(LlamaForCausalLM):
 
 
 def demo_with(folder: Path, **changes: Any) -> str:
-    """A copy of the bundled model with another configuration; None removes a key."""
-    shutil.copytree(DEMO, folder, dirs_exist_ok=True)
-    config = json.loads((DEMO / "config.json").read_text()) | changes
-    config = {key: value for key, value in config.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    """A copy of the bundled model with another configuration."""
+    return copied(DEMO, folder, stating("config.json", **changes))
 
 
 def test_code_of_the_model_runs_where_it_is_trusted(
@@ -199,20 +191,15 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
 
 def test_soft_caps_are_computed_by_every_version(tmp_path: Path) -> None:
     """transformers before 5.21 took attention that leaves them out, so no trial step agreed."""
-    tokenizer = byte_level()
-    new_model("gemma2", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    assert ladecli.load(str(tmp_path)).notices == ()
+    assert ladecli.load(saved(tmp_path, "gemma2", vocab_size=300)).notices == ()
 
 
 def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="check its num_hidden_layers"):
-        ladecli.load(demo_with(tmp_path, num_hidden_layers=1))
+        ladecli.load(demo_with(tmp_path / "m", num_hidden_layers=1))
 
 
 def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> None:
     """HRM counts its six layers as often as they are run."""
-    stacks = new_model("hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
-    stacks.save_pretrained(tmp_path)
-    byte_level().save_pretrained(tmp_path)
-    assert models.load(models.plan(str(tmp_path), place=ON_CPU)).facts.family == "hrm_text"
+    stacks = saved(tmp_path, "hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
+    assert models.load(models.plan(stacks, place=ON_CPU)).facts.family == "hrm_text"

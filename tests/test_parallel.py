@@ -31,8 +31,7 @@ from ladecli.view.terminal import Terminal
 
 from . import forked
 from .decoding import text_ids
-from .families import new_model
-from .tokenizers_here import byte_level
+from .families import saved
 
 pytestmark = pytest.mark.slow
 
@@ -246,10 +245,8 @@ def test_what_ranks_cannot_do_is_refused(
 
 
 def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> None:
-    model = new_model("lfm2", layer_types=["conv", "full_attention"], vocab_size=300)
-    model.save_pretrained(tmp_path)
-    byte_level().save_pretrained(tmp_path)
-    asked = ("generate", str(tmp_path), "-p", "the cat", "--raw", "-n", "4")
+    folder = saved(tmp_path, "lfm2", layer_types=["conv", "full_attention"], vocab_size=300)
+    asked = ("generate", folder, "-p", "the cat", "--raw", "-n", "4")
     alone = lade(*asked)
     assert alone.code == 0
     assert "chains of drafts instead of trees: it keeps a recurrent" in alone.err

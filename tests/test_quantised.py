@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.session.session import Session
 
 from .decoding import ids_of, run, transformers_ids
-from .families import new_model
-from .hub_files import copied, stating
-from .tokenizers_here import byte_level
+from .families import saved
+from .hub_files import DEMO, copied, stating
 
 ON_CPU = PlacementOptions(device="cpu")
 
@@ -106,10 +104,8 @@ def test_the_plan_knows_the_size_of_packed_weights(loaded: LoadedModel) -> None:
 def test_shapes_that_its_kernels_refuse_give_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = byte_level()
-    sizes = {"hidden_size": 60, "intermediate_size": 100, "vocab_size": len(tokenizer)}
-    new_model("llama", **sizes, num_attention_heads=2).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    sizes = {"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 2}
+    folder = saved(tmp_path, "llama", vocab_size=300, **sizes)
 
     # Which shapes they refuse depends on the processor, so one is refused for all of them.
     def refuse(*_args: object, **_kwargs: object) -> None:
@@ -118,23 +114,12 @@ def test_shapes_that_its_kernels_refuse_give_one_line(
     monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refuse)
     line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try --quantize 8bit$"
     with pytest.raises(LoadError, match=line):
-        models.load(models.plan(str(tmp_path), ModelOptions(quantize="4bit"), ON_CPU))
-
-
-@pytest.mark.parametrize("missing", ["bitsandbytes", "accelerate"])
-def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, *a: None if name == missing else found(name, *a)
-    )
-    line = rf"--quantize 4bit needs {missing}: pip install 'ladecli\[quant\]'"
-    with pytest.raises(UsageError, match=line):
-        models.load(models.plan("demo", ModelOptions(quantize="4bit"), ON_CPU))
+        models.load(models.plan(folder, ModelOptions(quantize="4bit"), ON_CPU))
 
 
 def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
     change = stating("config.json", quantization_config={"quant_method": "gptq", "bits": 4})
-    packed = copied(Path(models.__file__).with_name("demo"), tmp_path / "packed", change)
+    packed = copied(DEMO, tmp_path / "packed", change)
     line = r"is quantised already \(gptq\); leave --quantize out"
     with pytest.raises(UsageError, match=line):
         models.load(models.plan(packed, ModelOptions(quantize="4bit"), ON_CPU))

@@ -200,9 +200,7 @@ CASES = {
     ),
     "phi-3": Case(
         Scripted(
-            PHI3,
-            ("Paris", ".", "<|close|>", "x"),
-            ("<|user|>", "<|assistant|>", "<|close|>"),
+            PHI3, ("Paris", ".", "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")
         ),
         system="user",
     ),
@@ -447,11 +445,6 @@ def test_reasoning_under_another_name_reaches_the_template(muser: str, rows_file
     assert "Hma" in session.loaded.tokenizer.decode(session.encode_chat(said))
     (row,) = suites.load(rows_file({"messages": said}))
     assert row.start.messages[-1].reasoning == "Hm"
-
-
-def test_a_variable_needs_a_template(lade: Any, model_folder: str) -> None:
-    told = lade("generate", model_folder, "-p", "a", "--template-arg", "a=1").refused()
-    assert "no chat template" in told
 
 
 def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None:

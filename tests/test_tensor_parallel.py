@@ -21,8 +21,7 @@ from ladecli.specs.device import Device
 
 from . import forked
 from .decoding import three_texts
-from .families import model_of, new_model
-from .tokenizers_here import byte_level
+from .families import model_of, saved
 
 ON_CPU = PlacementOptions(device="cpu")
 
@@ -33,13 +32,6 @@ FAMILIES = ("llama", "mixtral", "phi3")
 TIED = "llama-tied"
 BROKEN = "cohere"
 """Its norms of heads are not split along with the heads."""
-
-
-def saved(family: str, folder: Path, **changes: Any) -> str:
-    """A random model of a family as a folder, with ids that two ranks can share equally."""
-    new_model(family, vocab_size=98, **changes).save_pretrained(folder)
-    byte_level().save_pretrained(folder)
-    return str(folder)
 
 
 def findings(folder: str, ranks: int) -> dict[str, Any]:
@@ -78,8 +70,9 @@ def rank_of_two(rank: int, home: str, folders: list[str]) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two ranks found, and what one process says, for every family."""
     home = tmp_path_factory.mktemp("ranks")
-    folders = [saved(family, home / family) for family in (*FAMILIES, BROKEN)]
-    folders.append(saved("llama", home / TIED, tie_word_embeddings=True))
+    ids = {"vocab_size": 98}  # which two ranks can share equally
+    folders = [saved(home / family, family, **ids) for family in (*FAMILIES, BROKEN)]
+    folders.append(saved(home / TIED, "llama", tie_word_embeddings=True, **ids))
     ranks = [
         forked.SERVER.Process(target=rank_of_two, args=(n, str(home), folders), daemon=True)
         for n in (0, 1)

@@ -19,6 +19,7 @@ from ladecli.view.terminal import Terminal
 
 from . import forked
 from .recording import record
+from .screens import Screen
 
 TABLE = Table(
     "Fruit",
@@ -31,13 +32,6 @@ TABLE = Table(
     (("apple", "150", "0.40", "a port with a long name"), ("[b]pear", "170", "-", "-")),
     ("as of today",),
 )
-
-
-class Screen(io.StringIO):
-    """A terminal that keeps what is written to it."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def printed(stream: io.StringIO, width: int, table: Table = TABLE) -> tuple[str, set[str]]:

@@ -10,14 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
-from ladecli.session.text import (
-    REPLACEMENT,
-    Detokenizer,
-    StopStrings,
-    Text,
-    TextStream,
-    bytes_of,
-)
+from ladecli.session.text import REPLACEMENT, Detokenizer, StopStrings, Text, TextStream, bytes_of
 
 from .tokenizers_here import byte_fallback, byte_level
 

@@ -136,6 +136,7 @@ DAMAGED = [
     (HEAD + STEP.replace('"tree":[4]', '"tree":[]'), "parents"),
     (HEAD + STEP.replace("[-1]", "[0]"), "parents"),
     (HEAD + STEP.replace('"accepted":[]', '"accepted":[1]'), "accepted"),
+    (HEAD + STEP.replace('"accepted":[]', '"accepted":[0,0]'), "accepted that no step has"),
     (HEAD + STEP.replace("[[1]]", "[[1,2]]"), "window"),
     (HEAD + STEP.replace("[[1]]", "[[]]").replace('s":[2]', 's":[]'), "window"),
     (HEAD + STEP.replace('["x"]', '["\\u001b[2J"]'), "sources"),

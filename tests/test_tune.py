@@ -21,8 +21,7 @@ from ladecli.profiles import races, user
 from ladecli.specs.device import detect
 from ladecli.tune.measure import CURRENT, PLAIN, Curve, Outcome, Tuner, make_candidates, setting_of
 
-from .families import new_model
-from .tokenizers_here import byte_level
+from .families import saved
 
 PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
 COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
@@ -231,9 +230,7 @@ def test_a_context_without_room_for_an_answer(lade: Any) -> None:
 
 
 def test_a_model_that_is_decoded_without_drafts(lade: Any, tmp_path: Path) -> None:
-    new_model("mamba").save_pretrained(tmp_path)
-    byte_level().save_pretrained(tmp_path)
-    told = lade("tune", str(tmp_path), *QUICK[2:])
+    told = lade("tune", saved(tmp_path, "mamba"), *QUICK[2:])
     assert (told.code, told.err.splitlines()[-1].endswith("no drafts to tune")) == (1, True)
 
 

@@ -12,14 +12,11 @@ from scipy.spatial.distance import pdist
 
 from ladecli.decoder.events import Started
 from ladecli.errors import LadeError, printable
-from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
+from ladecli.events import Ended, PromptRead, TextEvent, TextStep
 from ladecli.metrics import Tally, total
 from ladecli.visualize import SOURCE_STYLES, Writer, repeats, statistics_line, status_line, together
 
-
-def step(*pieces: tuple[str, str | None], width: int = 9, seconds: float = 0.5) -> TextStep:
-    made = tuple(Piece(text, source) for text, source in pieces)
-    return TextStep(made, tuple(range(len(made))), width, len(made) - 1, seconds)
+from .recording import step
 
 
 def priced(events: list[TextEvent], cost: float) -> list[TextEvent]:

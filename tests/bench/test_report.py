@@ -18,16 +18,10 @@ from ladecli.bench.render import Document
 from ladecli.bench.report import document
 from ladecli.bench.result import Failure, Result, Run, Skipped
 
+from ..screens import Screen
 from .makers import result, run
 
 pytestmark = pytest.mark.slow
-
-
-class Screen(io.StringIO):
-    """A stream that has a width."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def shown(made: Result, width: int = 200, stream: io.StringIO | None = None) -> str:

@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli.decoder.config import (
-    SOURCES,
-    STRATEGIES,
-    Limits,
-    LookaheadConfig,
-    SamplingConfig,
-)
+from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import RankError

@@ -67,8 +67,7 @@ def test_norms(dtype: torch.dtype, float_weight: bool, count: int, width: int) -
     assert_close(OPS.rms_norm(x, Norm(weight, 1e-3)), expected)
     total = x + update
     assert_close(
-        OPS.add_rms_norm(x, update, Norm(weight, 1e-3)),
-        normed(total, weight, 1e-3, float_weight),
+        OPS.add_rms_norm(x, update, Norm(weight, 1e-3)), normed(total, weight, 1e-3, float_weight)
     )
     assert torch.equal(x, total)
 

@@ -54,11 +54,7 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     lookahead = window_of(3, 4)
     lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
     assert lookahead.block(9).rows(9) == ((9, 11, 12), (20, 21, 22), (30, 31, 32))
-    assert lookahead.advance([40, 41, 42]) == [
-        (9, 20, 30, 40),
-        (11, 21, 31, 41),
-        (12, 22, 32, 42),
-    ]
+    assert lookahead.advance([40, 41, 42]) == [(9, 20, 30, 40), (11, 21, 31, 41), (12, 22, 32, 42)]
     assert lookahead.rows == [[20, 21, 22], [30, 31, 32], [40, 41, 42]]
 
 
