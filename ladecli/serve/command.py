@@ -128,4 +128,5 @@ def _in_background(
         raise
     finally:
         server.should_exit = True
-        thread.join()
+        # From Python 3.12 on it waits for clients all the same; the process ends without it.
+        thread.join(0.2 if server.force_exit else None)
