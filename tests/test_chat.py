@@ -288,7 +288,7 @@ def test_a_line_that_was_cut_short_costs_no_other(whole: bool, tmp_path: Path) -
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert from_json(file.read_text()) == (answered if whole else asked)
-    for now in (asked, answered) if whole else (answered,):
+    for now in (Conversation(), asked, answered) if whole else (answered,):
         size = file.stat().st_size
         journal.record(now, "demo")
         assert from_json(file.read_text()) == now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,17 +167,16 @@ def test_a_group_may_have_less_than_the_machine(
     ],
 )  # fmt: skip
 def test_threads_are_as_many_as_a_group_has_time_for(
-    lade: Any,
-    patch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    own: str,
-    files: dict[str, str],
-    cores: int | None,
+    patch: pytest.MonkeyPatch, tmp_path: Path, own: str, files: dict[str, str], cores: int | None
 ) -> None:
+    """It takes them when it is imported."""
     patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     patch.delenv("OMP_NUM_THREADS")
     put_groups(tmp_path, own, files)
-    assert lade("doctor").code == 0
+    device.set_variables()
+    assert "OMP_NUM_THREADS" not in os.environ
+    patch.delitem(sys.modules, "torch")
+    device.set_variables()
     assert os.environ.get("OMP_NUM_THREADS") == (cores and str(cores))
 
 

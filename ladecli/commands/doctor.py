@@ -24,7 +24,6 @@ from ..errors import UsageError, counted, describe_error
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import races, user
-from ..session import opening
 from ..session import setup as decode_setup
 from ..specs import device, hub
 from ..specs.memory import format_bytes
@@ -73,7 +72,6 @@ def run(request: DoctorRequest) -> int:
         if origin == "argument" or origin.startswith("flag ")
     }
     DoctorRequest(**typed).check()
-    opening.set_variables()  # it tells of torch as an answer has it
     if "model" in typed:
         hub.resolve(typed["model"])
     terminal = Terminal(request.color)
@@ -132,6 +130,7 @@ def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
 
 def devices(_request: DoctorRequest) -> Iterator[Finding]:
     """The devices that torch can use and their memory; the one that models run on first."""
+    limit = os.environ.get("OMP_NUM_THREADS")  # the user's: what imports torch may set it
     found = device.present()
     first, known = found[0], device.details(found[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
@@ -148,8 +147,8 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
             yield Finding(name, value, WARNING, "end other programs that use it")
         else:
             yield Finding(name, value)
-    cpu, limit = device.detect("cpu"), os.environ.get("OMP_NUM_THREADS")
-    why = f" (OMP_NUM_THREADS={limit})" if limit else ""
+    cpu, quota = device.detect("cpu"), device.cpu_quota()
+    why = f" (OMP_NUM_THREADS={limit})" if limit else " (a cgroup's share)" if quota else ""
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
     yield Finding("processor", f"{cpu.label}: {count}")
     raced = [times for name, times in races.read(cpu).items() if not name.startswith("int8 ")]

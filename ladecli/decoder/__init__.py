@@ -8,8 +8,8 @@ Glossary (letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057
 - *pending*: committed tokens without keys in the cache; the current token is the last one.
 - *draft*: what a strategy wants to try in a step: a tree of candidates, a window block.
 - *source*: where a candidate comes from: `context`, `trajectory`, `recycled`.
-- *budget*: the most tokens of a step; *width*: those that it has, padding included, and for a
-  budget, a `Room` or a step that failed without the pending ones before the current token.
+- *budget*: the most tokens of a step; *width*: those that it has, padding included; of a budget, a
+  `Room` or a step that failed, the pending ones before the current token are left out.
 - *plain step*: one of the current token alone; costs are counted in such steps, as is the
   *speculation budget*, which is what drafts may lose.
 - *accepted*: a draft token that the model itself chooses; *bonus token*: the one that it chooses

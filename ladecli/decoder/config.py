@@ -158,12 +158,12 @@ class LookaheadConfig:
         return self.limit_within(sys.maxsize)
 
     def limit_within(self, width: int) -> int:
-        """The same where memory suffices for a number of tokens."""
+        """The same where memory suffices for `width` tokens."""
         limit = self.budget
         if limit is None:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
         limit = min(limit, width)
-        return max((width for width in self.widths if width <= limit), default=limit)
+        return max((each for each in self.widths if each <= limit), default=limit)
 
 
 @dataclass(frozen=True, slots=True)

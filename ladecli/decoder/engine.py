@@ -52,8 +52,8 @@ class Generation:
         done: list[Event] = []
         try:
             while self.reason is None:
-                # Chunks of the prompt; past a rotary boundary of the whole text again, while the
-                # last step is still to be yielded.
+                # Chunks of the prompt; or, past a rotary boundary, of the whole text again: the
+                # last step is still to be yielded then.
                 for chunk in self.executor.prefill(self.state):
                     yield from done
                     done = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .chat import Chat, Reply
 
 SECONDS, MOST_RUNS = 4.0, 5
-"""A reply is decoded again for as many seconds, and as many times at most."""
+"""For how many seconds a reply is decoded again, and how many times at most."""
 
 
 def compare_again(chat: Chat, reply: Reply) -> None:

@@ -43,7 +43,9 @@ class Journal:
         new = not self.path.exists()
         if self._torn:  # whether what was written last can be read is not known
             self._written = Conversation()
-        if conversation == self._written or (new and not conversation.messages):
+        elif conversation == self._written:
+            return
+        if new and not conversation.messages:
             return
         if new:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -165,24 +164,9 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> N
             check_template(known, choice)
 
 
-def set_variables() -> None:
-    """Set what torch reads when it is imported."""
-    if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        # Weights are joined after loading; without this the parts would leave holes in memory
-        # that nothing fits into.
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # Threads of a step wait for one another in loops of this many turns, some 0.1 ms, and then
-        # sleep.  By default they turn for milliseconds, while the one that is waited for cannot
-        # run where another program keeps its core busy: a chat had a tenth of its speed.
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-    if device.cpu_quota():  # torch counts the cores that it sees
-        os.environ.setdefault("OMP_NUM_THREADS", str(device.cores()))
-
-
 def _import_libraries() -> None:
     """Import torch, transformers and what stands on them, which takes seconds."""
-    set_variables()
+    device.set_variables()
     first = "torch" not in sys.modules
     for name in ("..models", ".session", ".bigrams"):
         import_module(name, __package__)

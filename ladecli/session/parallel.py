@@ -206,7 +206,8 @@ def _start_processes(
 def check_number(request: RankedOptions, place: Place) -> list[str]:
     """Refuse with a UsageError more ranks than are useful here; a notice where they share a
     device."""
-    kind = device.detect(request.device).kind
+    # Without torch where that will do: it takes its threads from variables that are not set yet.
+    kind = (device.predict_device(request.device) or device.detect(request.device)).kind
     if kind == "cuda":
         return []
     cores = device.cores()
@@ -218,8 +219,8 @@ def check_number(request: RankedOptions, place: Place) -> list[str]:
         )
     shared = "the processor" if kind == "cpu" else "one GPU"
     line = (
-        f"{place.local_size} ranks share {shared}: good for trying it out, not for speed; what is"
-        " shown is over plain steps of these ranks, which share it, too"
+        f"{place.local_size} ranks share {shared}: good for trying it out, not for speed; the"
+        " speed-up that is shown is over plain steps of the same ranks"
     )
     return [line] if place.local_size > 1 else []
 
@@ -229,6 +230,7 @@ def _set_variables(place: Place) -> None:
     size = str(place.size)
     os.environ |= {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
     os.environ.setdefault("OMP_NUM_THREADS", str(max(device.cores() // place.size, 1)))
+    device.set_variables()
     # Otherwise gloo asks for the machine's name, which may lead elsewhere.
     if loopback := _LOOPBACK.get(sys.platform):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -285,7 +287,7 @@ def _run_child(
         if not isinstance(error, RankError):
             last_words.send((place.rank, describe_error(error)))
             os._exit(1)
-    ending.join()  # the leader ends this process; or has ended itself, and left its folder
+    ending.join()  # the leader ends this process; where it is gone, `end_with_leader` does
 
 
 def _follow(place: Place, request: RankedOptions, plan: Planner, rendezvous: str) -> None:

@@ -38,7 +38,7 @@ class LiveView:
     Args:
         console: the terminal.
         tally: the figures; it has taken an event when this view does.
-        renderer: sets the text; a switch of its shows with the next drawing.
+        renderer: sets the text; what is switched in it shows with the next drawing.
         max_context: the most tokens of prompt and reply together; 0 if unknown.
         clock: seconds that never go back.
     """
