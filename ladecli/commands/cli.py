@@ -297,12 +297,13 @@ def _refused(error: TyperException, arguments: list[str]) -> str:
     parameter = getattr(error, "param", None)
     if not isinstance(wrong, ValidationError) or where is None or parameter is None:
         message = error.format_message()
+        if "extra argument" not in message:  # for which a misspelt word is taken
+            return message
+        if arguments[:1] == ["generate"]:
+            return f"{message}; give the prompt with --prompt"
         known = [name for name in COMMANDS if " " in name]
         near = difflib.get_close_matches(" ".join(arguments[:2]), known, n=1, cutoff=0.8)
-        misspelt = near and "extra argument" in message  # for such a word is taken
-        if "extra argument" in message and arguments[:1] == ["generate"]:
-            return f"{message}; give the prompt with --prompt"
-        return f"{message}; did you mean lade {near[0]}?" if misspelt else message
+        return f"{message}; did you mean lade {near[0]}?" if near else message
     option = options_of(request_of(str(where.info_name)))[parameter.name]
     origin = _origins(where).get(option.key, "")
     name = origin if origin.startswith(PREFIX) else option.name

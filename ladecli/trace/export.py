@@ -115,9 +115,11 @@ def views(
             calibration=tally.calibration,
         )
         made.append(TraceWriter(trace, header, speller(session.loaded.tokenizer)))
-    prompt = decode(list(ids), skip_special_tokens=True)
-    exported = [(path, option) for option, path in paths.items() if path]
-    return made + [Exporter(*each, name, prompt, tally) for each in exported]
+    for option, path in paths.items():
+        if path:
+            prompt = decode(list(ids), skip_special_tokens=True)
+            made.append(Exporter(path, option, name, prompt, tally))
+    return made
 
 
 def decoding(settings: Settings) -> dict[str, Any]:
