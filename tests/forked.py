@@ -151,6 +151,7 @@ class _Child(ptyprocess.PtyProcess):
 
 
 def _let_ranks_fork() -> None:
+    """Ranks are spawned, and each would import everything anew."""
     forks = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda _: forks  # type: ignore[assignment]
 

@@ -37,8 +37,10 @@ class Sent:
 @pytest.fixture
 def crew() -> Any:
     """Followers, their transport, and answers that begin and may end with an error."""
-    sent, executor, drafts = Sent(), SimpleNamespace(begun=0), DraftStore()
-    followers: Any = Followers(sent, executor, split=False)  # type: ignore[arg-type]
+    sent: Any = Sent()
+    executor: Any = SimpleNamespace(begun=0)
+    drafts = DraftStore()
+    followers = Followers(sent, executor, split=False)
 
     def answer(error: BaseException | None = None, *, begins: bool = True) -> DraftStore | None:
         with followers.answering([1, 2], Settings(), drafts):

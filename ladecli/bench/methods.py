@@ -71,7 +71,7 @@ def choose(
 ) -> tuple[list[Chosen], list[Failure]]:
     """The methods, and the cells of a sweep whose settings are invalid; if all are, `UsageError`.
 
-    `sampling` has the rest of what the model's generation config says of sampling.
+    `sampling` holds where the request says nothing.
     """
     # The same random numbers for all methods, and in every benchmark.
     request = replace(request, seed=request.seed or 0)

@@ -165,11 +165,11 @@ class Session:
             while sum(map(len, self._draft_texts[1:])) > MAX_CORPUS:
                 del self._draft_texts[0]
         known = ids if lasting else ids[: self.decoder.max_context]
-        if known not in self.drafts.context.corpus:
-            with self.decoder.lock:
+        with self.decoder.lock:
+            if known not in self.drafts.context.corpus:
                 self.drafts.learn_text(known)
-            if self.followers is not None:
-                self.followers.drafts_changed()
+                if self.followers is not None:
+                    self.followers.drafts_changed()
         return len(ids)
 
     def _forget_drafts(self) -> None:

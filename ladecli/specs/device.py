@@ -30,7 +30,8 @@ else:
 
     class _Torch:
         def __getattr__(self, name: str) -> Any:
-            set_variables()
+            if "torch" not in sys.modules:
+                set_variables()
             return getattr(import_module("torch"), name)
 
     torch = _Torch()
@@ -87,9 +88,7 @@ def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]
 
 
 def set_variables() -> None:
-    """Set what torch reads when it is imported, as far as the user has not."""
-    if "torch" in sys.modules:
-        return
+    """Set what torch reads when it is imported, or uses a GPU, as far as the user has not."""
     if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         # Weights are joined after loading; without this the parts would leave holes in memory
         # that nothing fits into.

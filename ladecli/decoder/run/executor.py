@@ -110,7 +110,7 @@ class Executor:
         self._has_read = True
         total, most, cache = len(state.tokens), self.chunk, self.cache
         if total - cache.length == 1 and self.facts.rope_boundary is None:
-            return  # as before most steps
+            return  # all but the current token is there, as before most steps
         alike = self._invalidate_on_rope_change(total) or total == state.prompt_length
         # Where ranks meet: the starts of the chunks that each has while memory suffices.  One with
         # smaller chunks meets the others at these only; so does one that gives up, or they would
