@@ -177,6 +177,18 @@ def test_a_slow_model_is_tried_with_what_promises_most() -> None:
     assert setting_of(None, CONFIG, COST) == replace(CONFIG, step_cost=COST)
 
 
+def test_where_plain_decoding_lacks_memory_for_a_while_no_setting_is_blamed() -> None:
+    def cost(width: int, _length: int, now: float) -> float:
+        decoder.widest = 0 if 3.0 < now < 5.0 else 10**9
+        return 4e-3 * (1.0 if width == 1 else 4 / 1.5 if width == 32 else 4.2)
+
+    decoder = FakeDecoder(cost, lambda w: 1 if w == 1 else 4, noise=0.02)
+    outcome = found_by(decoder)
+    assert outcome is not None
+    assert outcome.best.config is not None
+    assert outcome.best.config.step_limit == 32
+
+
 @pytest.mark.parametrize("seconds", [1.0, 30.0])
 @pytest.mark.parametrize("plain", [1e-3, 2.0])
 def test_it_ends_in_time(seconds: float, plain: float) -> None:

@@ -218,7 +218,7 @@ class Tuner:
             if now + (now - began) > end:
                 break
             others = [each for each in runners if each.name not in (PLAIN, CURRENT)]
-            if len(others) > FINALISTS and now > round_end:
+            if len(others) > FINALISTS and now > round_end and others[0].gains:
                 others.sort(key=lambda each: each.speed)
                 for slow in others[: min(len(others) // 2, len(others) - FINALISTS)]:
                     runners.remove(slow)
@@ -231,7 +231,7 @@ class Tuner:
         return Outcome(best_of(runners), tuple(runners), len(runners[0].gains))
 
     def _turn(self, runners: list[Candidate], number: int, prompt: Sequence[int], new: int) -> None:
-        """Every runner on one prompt, in turn the first; those without memory leave."""
+        """Every runner on one prompt, in turn the first; those that alone lack memory leave."""
         self._decode(None, prompt, 1)  # it is read before, or the first runner would pay for all
         first = self._turns % len(runners)
         self._turns += 1
@@ -240,8 +240,9 @@ class Tuner:
             tokens, seconds = self._decode(runner.config, prompt, new)
             if tokens:
                 speeds[runner.name] = tokens / seconds
-            else:
-                runners.remove(runner)
+        if PLAIN not in speeds:
+            return
+        runners[:] = [runner for runner in runners if runner.name in speeds]
         for runner in runners:
             gain = math.log(speeds[runner.name] / speeds[PLAIN])
             runner.gains.setdefault(number, []).append(gain)
