@@ -422,7 +422,7 @@ def test_a_template_that_refuses_every_chat_is_told_at_the_start(tmp_path: Path)
         assert "chats will be refused" in server.lines[0]
         assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
     with Server(tmp_path, "--system", "word " * 90, "--max-context", "64") as server:
-        assert "the context holds 64" in server.lines[0]
+        assert "context length is 64" in server.lines[0]
 
 
 def test_what_changes_nothing_is_ignored(server: Server) -> None:
@@ -441,6 +441,8 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
         with pytest.raises(openai.BadRequestError) as long:
             client.completions.create(model="demo", prompt="a " * 5000, stream=True)
         assert long.value.code == "context_length_exceeded"
+        # Programs that see the message alone look for these words.
+        assert "This model's maximum context length is 2048 tokens" in long.value.message
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
         assert client.models.retrieve("demo").id == "demo"

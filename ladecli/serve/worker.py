@@ -181,7 +181,7 @@ class Worker:
         """The ids of a prompt, and the template that it went through.
 
         Raises:
-            UsageError, PromptError: the template refuses it, or it does not fit.
+            UsageError, Refused: the template refuses it, or it does not fit.
         """
         session, template = self._session, None
         if isinstance(wanted, ChatWanted):
@@ -196,11 +196,11 @@ class Worker:
                 ids = session.encode_chat(messages, template)
         else:
             ids = session.encode(wanted.prompt)
-        if len(ids) >= session.decoder.max_context:
-            try:
-                session.decoder.check_prompt(ids)
-            except PromptError as error:
-                raise Refused(400, str(error), code="context_length_exceeded") from error
+        if len(ids) >= (most := session.decoder.max_context):
+            # In OpenAI's words, by which clients know it.
+            told = f"This model's maximum context length is {most} tokens, and the prompt has"
+            message = f"{told} {len(ids)}; shorten the prompt"
+            raise Refused(400, message, code="context_length_exceeded")
         return ids, template
 
     def _part(self, events: Sequence[TextEvent], hidden: frozenset[int]) -> Part:
