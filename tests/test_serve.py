@@ -496,6 +496,10 @@ def test_pages_of_other_origins_ask_only_where_allowed(server: Server, guarded: 
         assert server.refusal("/v1/models", None, Host=host)[0] == 403
     for host in ("LocalHost:1", "[::1]:80", "127.0.0.1"):
         assert server.ask("/v1/models", None, Host=host)[0] == 200
+    # A probe of HTTP/1.0, such as HAProxy's, names none.
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as probe:
+        probe.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert probe.recv(64).startswith(b"HTTP/1.1 200")
 
 
 def http_post(path: str, body: bytes, length: int | None = None) -> bytes:

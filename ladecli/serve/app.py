@@ -118,7 +118,8 @@ def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any,
             if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # as it was sent
                 raise Refused(401, "wrong or missing API key", code="invalid_api_key")
         # A name of the web may lead here, and its page would then be of the same origin.
-        asked = re.sub(r":\d+$", "", request.headers.get("host", "")).strip("[]").lower()
+        named = request.headers.get("host", "localhost")  # HTTP/1.0 may omit it, no browser does
+        asked = re.sub(r":\d+$", "", named).strip("[]").lower()
         if key is None and is_loopback(host) and asked != host and not is_loopback(asked):
             raise Refused(403, f"{one_line(asked)} is not a name of this machine")
 
