@@ -25,11 +25,14 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("tools", "functions"), ([],)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
-    **dict.fromkeys(("audio", "web_search_options", "grammar", "json_schema", "guided_json"), ()),
+    **dict.fromkeys(("audio", "web_search_options"), ()),
+    # llama.cpp's and vLLM's limits of what an answer may be.
+    **dict.fromkeys(("grammar", "json_schema", "structured_outputs"), ()),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("echo", "continue_final_message"), (False,)),
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "echo": (False,),
     "suffix": ("",),
 }
 """Fields that ask for what there is not, with the values that do not ask for it."""
