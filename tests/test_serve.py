@@ -164,6 +164,7 @@ def test_a_stream_has_the_same_text_and_ends_with_figures(server: Server, usage:
         options = {"stream_options": usage} if usage else {}
         with client.chat.completions.create(**asked, stream=True, **options) as stream:
             chunks = list(stream)
+    assert stream.response.headers["X-Accel-Buffering"] == "no", "proxies wait for its end"
     deltas = [chunk.choices[0] for chunk in chunks if chunk.choices]
     text = "".join(delta.delta.content or "" for delta in deltas)
     assert text == whole.choices[0].message.content

@@ -30,6 +30,8 @@ MOST_BYTES = 4 << 20
 """Of a body."""
 BODY_SECONDS = 30.0
 """For a client to send one."""
+AT_ONCE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers by which proxies (nginx) pass on a stream as it comes."""
 
 
 def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
@@ -243,7 +245,7 @@ class _Desk:
         # What is wrong shows before the first part, and is no stream.
         first = await _while_there(request, anext(parts))
         events = _events(form, first, parts, wanted)
-        return StreamingResponse(events, media_type="text/event-stream")
+        return StreamingResponse(events, media_type="text/event-stream", headers=AT_ONCE)
 
     async def _parts(self, wanted: Wanted) -> AsyncGenerator[Part]:
         """The parts of an answer, as they come; closed early, the answer ends within a step."""
