@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from rich.text import Text
@@ -31,7 +29,7 @@ from .repl.reader import (
 )
 from .session import opening, pool_file
 from .trace import export
-from .view.terminal import Terminal, handling
+from .view.terminal import Terminal
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -54,8 +52,7 @@ def run(request: ChatRequest) -> int:
             request = replace(request, model=model or request.model)
     following: ChatRequest | None = request
     before, code = None, 0
-    ends = [each for each in signal.Signals if each.name in ("SIGTERM", "SIGHUP", "SIGQUIT")]
-    with handling(_end, *ends), suppress_echo():
+    with suppress_echo():
         while following is not None:
             try:
                 chat = _with_model(following, texts, kept, journal)
@@ -122,11 +119,6 @@ def open_reader(chat: Chat) -> Reader:
         )
     stdin = sys.stdin or io.StringIO()
     return Reader(stdin, sys.stderr if stdin.isatty() else None)
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    """Make an exception of a signal that ends the program, so that it tidies up on its way."""
-    raise SystemExit(128 + number)
 
 
 def greet(chat: Chat) -> None:

@@ -210,6 +210,15 @@ def test_a_chat_is_kept_however_it_ends(
     assert chat.said[::2] == [QUESTIONS[0]]
 
 
+def test_a_signal_that_nohup_has_ignored_ends_no_chat(talk: Lade) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        chat = talk(partial(signal.raise_signal, signal.SIGHUP), QUESTIONS[0])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (chat.code, chat.said[::2]) == (0, [QUESTIONS[0]])
+
+
 def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
     seen: list[Conversation] = []
 

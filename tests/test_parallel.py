@@ -109,7 +109,9 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
     assert errors[-1].startswith(f"lade: {line}")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
 def test_the_leader_leaves_no_process(
     number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,8 +119,8 @@ def test_the_leader_leaves_no_process(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ranks = Ranks(*asked, forks=True)
     assert ranks.line()
-    # As a terminal does with Ctrl-C: to all of the group; other signals reach the leader alone.
-    send = os.killpg if number == signal.SIGINT else os.kill
+    # As a terminal does with Ctrl-C, or when it is closed: to all of the group.
+    send = os.kill if number == signal.SIGKILL else os.killpg
     send(ranks.program.pid, number)
     assert ranks.ended()[0] == code
     assert not [*tmp_path.iterdir()]  # nor a folder in which they met

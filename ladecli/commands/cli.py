@@ -181,14 +181,15 @@ def _perform(name: str, request: Options) -> int:
 
         assert isinstance(request, RankedOptions)
         return parallel.follow(request, opening.plan_rank)
-    from ..view.terminal import Terminal
+    from ..view.terminal import Terminal, tidying_up
     from .config import stray_variables
 
     for line in stray_variables(os.environ):
         Terminal(quiet=getattr(request, "quiet", False)).say(line)
     module, _, function = COMMANDS[name][1].rpartition(".")
     try:
-        code: int = getattr(import_module(f"ladecli.{module}"), function)(request)
+        with tidying_up():
+            code: int = getattr(import_module(f"ladecli.{module}"), function)(request)
         return code
     except BrokenPipeError:
         # Python flushes stdout at exit, and must not find the pipe closed again.

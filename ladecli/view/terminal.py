@@ -144,6 +144,20 @@ def handling(
             signal.signal(each, earlier)
 
 
+def tidying_up() -> contextlib.AbstractContextManager[None]:
+    """Make an exception of a signal that ends the program, so that it tidies up on its way.
+
+    One that is ignored stays so: `nohup` asks for that.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    names = ("SIGTERM", "SIGHUP", "SIGQUIT")
+    ends = [each for each in signal.Signals if each.name in names]
+    return handling(end, *(each for each in ends if signal.getsignal(each) != signal.SIG_IGN))
+
+
 @contextlib.contextmanager
 def ctrl_c(*others: signal.Signals) -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C set a flag that is read between two steps; a second one ends at once.
