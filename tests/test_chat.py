@@ -99,6 +99,14 @@ def test_ctrl_c_before_the_first_token_gives_the_message_back(
     assert "a question " * 400 + "\n> " in chat.err
 
 
+def test_a_signal_before_the_first_token_leaves_a_message_that_waits(
+    talk: Lade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during_forward(monkeypatch, 1, terminate)
+    chat = talk(QUESTIONS[0])
+    assert (chat.code, chat.conversation) == (143, Conversation().asked(QUESTIONS[0]))
+
+
 def test_a_reply_stands_where_ctrl_c_comes_before_another(
     talk: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import RenderableType
 from rich.table import Column, Table
 
+from ..decoder.errors import DeviceLostError, RankError
 from ..errors import LadeError, UsageError, counted, describe_error, one_line, printable
 from ..metrics import Tally
 from ..options.answer import ChatRequest
@@ -206,11 +207,16 @@ class Chat:
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
         tally = Tally(calibration=self.calibration)
         reply = Reply(self.encode(seen), self.settings(), tally, drafts)
-        if seen.messages != self.conversation.messages[: len(seen.messages)]:
-            self.keep(seen)  # else it has a reply, which is not lost before there is another one
+        # Else it has a reply, which is not lost before there is another one.
+        if waits := seen.messages != self.conversation.messages[: len(seen.messages)]:
+            self.keep(seen)
         self.show_new_notices()
         try:
             self._show(reply, seen)
+        except (SystemExit, DeviceLostError, RankError):
+            if waits:  # where the chat ends, it waits for a reply still
+                self.conversation = seen
+            raise
         finally:
             # Whatever ended it, an error too: its text is kept.
             interrupted = tally.reason in (None, "interrupted", "memory")
