@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import struct
@@ -463,6 +464,19 @@ def test_a_file_that_cannot_be_written_costs_no_answer_and_no_other_file(
         )
     assert (tmp_path / "page").exists()
     assert (tmp_path / "page-2").exists()
+
+
+def test_all_files_that_cannot_be_written_are_named(lade: Any, tmp_path: Path) -> None:
+    page, pool = tmp_path / "page", tmp_path / "pool"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        files = ("--html", str(page), "--pool-file", str(pool))
+        result = lade("generate", "-p", "a", "-n", "3", "--quiet", *files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.code == 1
+    assert re.match(f"lade: --html {page} .*\nlade: --pool-file {pool} ", result.err)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")

@@ -56,11 +56,15 @@ def run(request: GenerateRequest) -> int:
         answers = _Answers(request, session, terminal)
         # To ranks it says that one of them has failed.
         ends = (signal.SIGTERM,) if session.ranks == 1 else ()
-        with ctrl_c(*ends) as cancelled, pool_file.keep_drafts(session, request.pool_file, texts):
-            for talk in talks:
-                answers.hold(talk, cancelled)
-                if answers.code == INTERRUPTED:
-                    break
+        kept = pool_file.keep_drafts(session, request.pool_file, texts)
+        try:
+            with ctrl_c(*ends) as cancelled, kept:
+                for talk in talks:
+                    answers.hold(talk, cancelled)
+                    if answers.code == INTERRUPTED:
+                        break
+        except LadeError as error:  # as of a pool file, beside others that could not be written
+            answers.failed.append(error)
     # Errors, which --quiet does not hide; the last one is for the exit code.
     interrupted, failed = answers.code == INTERRUPTED, answers.failed
     Terminal(request.color).say(*map(str, failed if interrupted else failed[:-1]))
