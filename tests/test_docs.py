@@ -11,6 +11,7 @@ import pytest
 
 import ladecli
 from ladecli.commands.cli import entry
+from ladecli.decoder.drafting.ngram_model import NgramModel, pack
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +60,16 @@ def test_python_of_a_page_runs(page: Path) -> None:
     names: dict[str, Any] = {"ladecli": ladecli, "folder": ROOT / "ladecli/demo"}
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), names)
+
+
+def test_the_draft_source_of_the_extension_guide_expects_its_phrases() -> None:
+    names: dict[str, Any] = {}
+    (code,) = blocks(ROOT / "docs/extending.md", "python")
+    exec(code, names)
+    source = names["PhraseSource"](NgramModel())
+    source.begin([1, 2])
+    for *text, following in source.PHRASES:
+        assert source.model.look_up(pack(text))[0][1] == following
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
