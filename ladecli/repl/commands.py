@@ -366,7 +366,7 @@ def show_help(chat: Chat, name: str) -> None:
         chat.console.print(f"{found.usage}: {found.help}.")
         if found.name in ("set", "show"):
             chat.note(f"Names: {', '.join(LIVE)}.")
-            chat.note('The value "default" takes a change back, and "off" switches off.')
+            chat.note('"default" is the value without flags and config file; "off" switches off.')
         return
     colors = Text("token colors on or off: ").append_text(legend(SOURCES))
     # All of it fits on a screen of 24 lines, with the prompt.

@@ -44,7 +44,8 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
     Args:
         request: the options until now.
         name: of a flag, without its dashes.
-        text: the value as typed; "default" takes a change back, "off" switches off.
+        text: the value as typed; "default" is that without flags and config file, "off"
+            switches off.
 
     Raises:
         UsageError, ConfigError: there is no such option, it can only be set at start, or it
