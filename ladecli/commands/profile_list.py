@@ -139,8 +139,8 @@ def _find(
             usual = profiles.usual(device, own)
             profile = usual or _measured(device, "bfloat16")
             notices += [] if usual else [profiles.unknown(device)]
-        half = profile.hardware.half if profile.hardware else "bfloat16"
-        name, spec = catalogue.find_model(catalogue.USUAL_SIZE, half, request.quantize)
+        dtype = profile.hardware.half if profile.hardware else "float32"
+        name, spec = catalogue.find_model(catalogue.USUAL_SIZE, dtype, request.quantize)
         return profile, profiles.choose(profile, spec), f"{name} in {spec.weights}", notices
 
 
@@ -190,7 +190,8 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
         for each in settings:
             most = each.up_to_parameters
             size = "any size" if most == math.inf else f"up to {user.short(most)}"
-            yield kind, f"{size}: {_wng(each.lookahead)}, {each.origin}"
+            form = f" in {' or '.join(each.weights)}" if each.weights else ""
+            yield kind, f"{size}{form}: {_wng(each.lookahead)}, {each.origin}"
 
 
 def _by_origin(choice: Choice) -> dict[str, list[tuple[str, str]]]:

@@ -63,7 +63,10 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert len(found["notices"]) == 1
 
 
-@pytest.mark.parametrize("name", ["a100", "cpu", "t4"])
+DEFAULT_TYPES = {"a100": "bfloat16", "cpu": "float32", "t4": "float16"}
+
+
+@pytest.mark.parametrize("name", DEFAULT_TYPES)
 @pytest.mark.usefixtures("here")
 def test_every_profile_can_be_shown_with_its_origins(
     name: str, lade: Any, wide_screen: Any
@@ -80,7 +83,8 @@ def test_every_profile_can_be_shown_with_its_origins(
     wide_screen(80)
     lines = lade("profiles", "show", name, "--color", "never").out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert name != "a100" or "for llama-2-7b in bfloat16" in lines
+    assert f"for llama-2-7b in {DEFAULT_TYPES[name]}" in lines
+    assert sum("any size in int8:" in line for line in lines) == (name == "cpu")
 
 
 def test_without_a_name_it_is_this_machines(here: pytest.MonkeyPatch, lade: Any) -> None:
