@@ -133,7 +133,9 @@ class OwnCacheModel:
         self.drafts: Drafts = "none"
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
-        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self._selects = "logits_to_keep" in parameters
+        self._positions = "position_ids" in parameters
         self._multi_token = self._creates_cache = self.returns_state = True
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
@@ -185,6 +187,10 @@ class OwnCacheModel:
             if cache.held is None and not self._creates_cache:
                 cache.held = DynamicCache(config=self._config)
             given |= {self._name: cache.held, "use_cache": True}
+            if self._positions:  # as `generate` does: not every cache tells how long its text is
+                end = len(cache.text)
+                positions = torch.arange(end - len(tokens), end, device=tokens.device)
+                given["position_ids"] = positions[None]
         found = self._model(input_ids=tokens[None], **given)
         if self._name is not None:
             cache.held = cache.held if (held := returned_cache(found)) is None else held
