@@ -6,6 +6,7 @@ computes its share; after one exchange of messages all know the result of the wh
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ class Left:
     """A rank has given a generation up."""
 
     reason: str | None
-    """None where its caller closed it."""
+    """None where its caller closed it, or its program is being ended."""
 
 
 class Ranks(Executor):
@@ -88,12 +89,12 @@ class Ranks(Executor):
         """See `Executor`: tell ranks that wait for a message."""
         if self._awaited:
             self._awaited = False
-            reason: str | None = str(why)
-            if isinstance(why, GeneratorExit | KeyboardInterrupt):
-                reason = None
-            elif not isinstance(why, DecoderError):
-                reason = f"{type(why).__name__}: {why}"
-            self._transport.gather((0, Left(reason)))
+            reason = None  # GeneratorExit, Ctrl-C or another signal
+            if isinstance(why, Exception):
+                kind = "" if isinstance(why, DecoderError) else f"{type(why).__name__}: "
+                reason = f"{kind}{why}"
+            with contextlib.suppress(RankError):  # that has ended: the same signal may reach all
+                self._transport.gather((0, Left(reason)))
         super().leave(why)
 
     def _sync(self) -> None:
