@@ -24,7 +24,7 @@ OPTION = "--report"
 PARTS = ("draft", "forward", "verify", "commit", "learn", "text")
 """Of a step; "verify" is what older results call "commit"."""
 ENOUGH = 8
-"""Prompts of which a bootstrap interval can be trusted."""
+"""Prompts from which on an interval can be trusted whatever their distribution."""
 UNSTEADY = 0.05
 """Relative change from the first repeat to the last that a reader must know."""
 _LABELS = {
@@ -124,7 +124,7 @@ def _caveats(result: Result) -> Iterator[str]:
     elif 0 < rows < MIN_ROWS:
         yield f"{counted(rows, 'prompt')}: too few for a speed-up, which needs {MIN_ROWS}."
     elif 0 < rows < ENOUGH:
-        yield f"{rows} prompts are few: the intervals are likely too narrow."
+        yield f"{rows} prompts are few: the intervals may be too narrow."
     if asked.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."
     if abs(change := drift(result)) > UNSTEADY:
@@ -162,7 +162,7 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
     columns = (
         _NAME,
         Column("speed-up", note=over),
-        Column("95 %", weight=1, note="95 %: its bootstrap confidence interval"),
+        Column("95 %", weight=1, note="95 %: its confidence interval for prompts like these"),
         Column("equal", weight=2, note="equal: answers equal to the baseline's"),
         Column("tok/s", weight=3, note="tok/s, median ms/step, p95, width: after the first step"),
         Column("tok/step", weight=4),

@@ -13,7 +13,6 @@ import numpy as np
 from ..metrics import ratio
 from .result import Result, Run
 
-RESAMPLES = 4000
 MIN_ROWS = 3
 """Rows that an interval needs."""
 ALPHA = 0.01
@@ -102,12 +101,12 @@ def rate(runs: Iterable[Run]) -> float:
 
 
 def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
-    """The ratio of the rates, with a bootstrap interval over the rows that both answered.
+    """The ratio of the rates, with Tukey's jackknife interval over the rows that both answered.
 
     Of a row's repeats the median counts: what disturbs one of them is no property of the method.
     None with fewer than `MIN_ROWS` rows.
     """
-    from scipy.stats import bootstrap
+    from scipy.stats import sem, t
 
     ours, theirs = _by_row(runs), _by_row(baseline)
     rows = [
@@ -115,24 +114,17 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
         for row in ours
         if (both := sorted(ours[row].keys() & theirs.get(row, {}).keys()))
     ]
-    if len(rows) < MIN_ROWS:
+    if (count := len(rows)) < MIN_ROWS:
         return None
 
-    def ratio_of_rates(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
-        tokens, seconds, base_tokens, base_seconds = (each.sum(axis) for each in columns)
-        return np.asarray(tokens / seconds * base_seconds / base_tokens)
+    def log_ratio(sums: np.ndarray) -> np.ndarray:
+        tokens, seconds, base_tokens, base_seconds = np.log(sums).T
+        return np.asarray(tokens - seconds + base_seconds - base_tokens)
 
-    columns = tuple(np.array(rows).T)
-    found = bootstrap(
-        columns,
-        ratio_of_rates,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),  # the same runs give the same interval
-    ).confidence_interval
-    return Interval(float(ratio_of_rates(*columns)), float(found.low), float(found.high))
+    # The logarithm is nearly normal however few rows there are.
+    value, without = log_ratio(np.sum(rows, axis=0)), log_ratio(np.sum(rows, axis=0) - rows)
+    margin = t.ppf(0.975, count - 1) * (count - 1) * sem(without)
+    return Interval(*(math.exp(each) for each in (value, value - margin, value + margin)))
 
 
 def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
