@@ -103,16 +103,17 @@ def rate(runs: Iterable[Run]) -> float:
 def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
     """The ratio of the rates, with Tukey's jackknife interval over the rows that both answered.
 
-    Of a row's repeats the median counts: what disturbs one of them is no property of the method.
-    None with fewer than `MIN_ROWS` rows.
+    Answers that one side alone has, as where the other failed in a later turn, do not count.  Of a
+    row's repeats the median counts: what disturbs one of them is no property of the method.  None
+    with fewer than `MIN_ROWS` rows.
     """
     from scipy.stats import sem, t
 
-    ours, theirs = _by_row(runs), _by_row(baseline)
+    common = {run.key for run in runs if run.decoded} & {run.key for run in baseline if run.decoded}
+    ours, theirs = (_by_row(r for r in of if r.key in common) for of in (runs, baseline))
     rows = [
-        np.median([(*ours[row][repeat], *theirs[row][repeat]) for repeat in both], axis=0)
-        for row in ours
-        if (both := sorted(ours[row].keys() & theirs.get(row, {}).keys()))
+        np.median([(*repeats[each], *theirs[row][each]) for each in repeats], axis=0)
+        for row, repeats in ours.items()
     ]
     if (count := len(rows)) < MIN_ROWS:
         return None

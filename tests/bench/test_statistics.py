@@ -73,6 +73,21 @@ def test_equal_methods_seldom_differ_clearly_however_few_the_prompts(rows: int) 
     assert clear <= 30  # 15 are expected
 
 
+def test_answers_of_one_side_alone_do_not_count() -> None:
+    # Later turns take longer, and one method failed in those of a prompt.
+    ours, theirs = (
+        [
+            run(name, row, "chat", turn=turn, tokens=21, steps=2, step_seconds=(float(turn),))
+            for row in "abc"
+            for turn in (1, 2)
+        ]
+        for name in "xy"
+    )
+    for found in (speedup(ours[:-1], theirs), speedup(ours, theirs[1:])):
+        assert found is not None
+        assert found.value == pytest.approx(1.0)
+
+
 def differing(changes: dict[tuple[int, int], str]) -> Result:
     """Two rows of two turns; jacobi's answers of some (row, turn) have other digests."""
     made = [
