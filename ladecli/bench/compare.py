@@ -56,7 +56,8 @@ def run(request: CompareRequest) -> int:
     """Compare the results in two files; print tables, or with --json an object.
 
     Returns:
-        The exit code: 0, or 1 with --fail-on-slower where a method became slower or is missing.
+        The exit code: 0, or 1 with --fail-on-slower where a method became slower, failed or is
+        missing.
     """
     files = {"a": request.a, "b": request.b}
     results = {side: read(Path(file)) for side, file in files.items()}
@@ -84,6 +85,7 @@ def run(request: CompareRequest) -> int:
         if each["verdict"] == SLOWER
     ]
     failed += [f"{name} is missing in B" for name in found["missing"]]
+    failed += [f"{name} failed in B" for name in found["failed"]]
     if not (request.fail_on_slower and failed):
         return 0
     terminal.say(f"--fail-on-slower: {', '.join(failed)}")
@@ -95,7 +97,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
 
     The keys are an interface.  "yardstick" is the name of the baseline; "raw_ratio" is the change
     by the clock, "change" the one over the baseline; "exact" counts answers with other texts or
-    steps.
+    steps.  "failed" are those that did in B, on prompts that A answers.
 
     Raises:
         UsageError: nothing is in both.
@@ -134,6 +136,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         "other_work": [each.replace("_", " ") for each in other_work],
         "other_prompts": sorted(edited),
         "missing": [name for name, found_pairs in pairs.items() if not found_pairs],
+        "failed": _newly_failed(a, b, edited),
         "contenders": methods,
     }
     return {**found, "notes": list(_notes(found))}
@@ -147,6 +150,13 @@ def _pair_answers(a: Result, b: Result, edited: set[str]) -> dict[str, list[tupl
         if run.row not in edited:
             pairs[run.method] += [(run, theirs[key])] if key in theirs else []
     return pairs
+
+
+def _newly_failed(a: Result, b: Result, edited: set[str]) -> list[str]:
+    """Methods that failed in B on a prompt that they answered in A."""
+    answered = {(run.method, run.row) for run in a.runs if run.row not in edited}
+    answered -= {(each.method, each.row) for each in a.failures}
+    return sorted({each.method for each in b.failures if (each.method, each.row) in answered})
 
 
 def _compare_method(
@@ -216,6 +226,7 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
     for key, what in (
         ("other_work", "nothing is called slower or faster, since A and B did other work"),
         ("missing", "missing in B"),
+        ("failed", "failed in B on prompts that A answers"),
         ("other_prompts", "left out, since their prompts differ"),
     ):
         if found[key]:

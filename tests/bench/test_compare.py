@@ -190,7 +190,7 @@ def test_keys_are_those_of_the_schema(compared: Callable[..., Data]) -> None:
     found = compared(made(), slowed(made(), lookahead=1.1))
     assert [*found][:-1] == [
         "schema", "a", "b", "verdict", "yardstick", "same_run",
-        "not_the_same", "other_work", "other_prompts", "missing", "contenders", "notes",
+        "not_the_same", "other_work", "other_prompts", "missing", "failed", "contenders", "notes",
     ]  # fmt: skip
     assert (found["schema"], found["verdict"]) == ("lade-compare/1", "slower")
     assert set(found["by"]["lookahead"]) == {
@@ -228,6 +228,20 @@ def test_the_guard(command: Callable[..., Any]) -> None:
     assert "paper became slower" in failed.err
     assert command(made(), fewer, "--json").json()["missing"] == ["paper"]
     assert command(fewer, made(), "--fail-on-slower").code == 0
+
+
+def test_a_method_that_fails_where_it_did_not_is_no_pass(command: Callable[..., Any]) -> None:
+    before, after = made(), made()
+    after["runs"] = [
+        run for run in after["runs"] if (run["contender"], run["row"]) != ("paper", "row-3")
+    ]
+    after["failures"] = [{"contender": "paper", "row": "row-3", "error": "out of memory"}]
+    failed = command(before, after, "--fail-on-slower")
+    assert (failed.code, "paper failed in B" in failed.err) == (1, True)
+    assert "failed in B on prompts that A answers: paper" in failed.out
+    before["failures"] = after["failures"]
+    assert command(before, after, "--fail-on-slower").code == 0
+    assert command(after, made(), "--fail-on-slower").code == 0
 
 
 def test_the_page_ends_with_what_it_comes_to(command: Callable[..., Any]) -> None:
