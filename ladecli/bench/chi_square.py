@@ -31,8 +31,8 @@ class TokenTest:
     position: int  # of the token, from 1 on
     prefix: Ids
     samples: int
-    cells: int  # of which one is for all rare tokens
-    statistic: float
+    cells: int  # of which one is for all rare tokens; 1 for the exact test
+    statistic: float  # chi-square; of the exact test, the share of the likeliest token
     p: float
     corrected: float = 1.0  # the p-value for all tests together
 
@@ -116,9 +116,10 @@ def probability_test(
 ) -> tuple[int, float, float] | None:
     """Cells, statistic and p-value of counts of token ids against probabilities [vocabulary].
 
-    None where fewer than two cells can be expected to have enough samples.
+    Where only one token can be expected to have enough samples, that is an exact test of it
+    against all others; None where there is no such token.
     """
-    from scipy.stats import chisquare
+    from scipy.stats import binomtest, chisquare
 
     observed = np.zeros(len(probabilities))
     observed[list(counts)] = list(counts.values())
@@ -128,8 +129,13 @@ def probability_test(
     order = np.argsort(-expected, kind="stable")
     frequent = int((expected >= MIN_EXPECTED).sum())
     cells = frequent + int(expected[order][frequent:].sum() >= MIN_EXPECTED)
-    if cells < 2:
+    if not frequent:
         return None
+    if cells < 2:
+        likeliest = order[0]
+        share = min(float(probabilities[likeliest]), 1.0)  # which rounding may exceed
+        exact = binomtest(int(observed[likeliest]), int(observed.sum()), share)
+        return cells, float(exact.statistic), float(exact.pvalue)
     sums = [np.add.reduceat(each[order], range(cells)) for each in (observed, expected)]
     test = chisquare(*sums)
     return cells, float(test.statistic), float(test.pvalue)

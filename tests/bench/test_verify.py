@@ -230,6 +230,11 @@ def test_the_distribution(
         ([50, 46, 2, 1, 1], [0.5, 0.46, 0.02, 0.01, 0.01], 2, False),
         # What cannot be drawn counts too.
         ([50, 10, 0, 40], [0.5, 0.3, 0.2, 0.0], 3, True),
+        # A token that is nearly certain, or certain, is tested as well.
+        ([99, 1, 0], [0.98, 0.01, 0.01], 1, False),
+        ([60, 20, 20], [0.98, 0.01, 0.01], 1, True),
+        ([100, 0], [1.0 + 1e-9, 0.0], 1, False),
+        ([90, 10], [1.0, 0.0], 1, True),
     ],
 )
 def test_counts_against_probabilities(
@@ -239,3 +244,7 @@ def test_counts_against_probabilities(
     assert found is not None
     assert found[0] == cells
     assert (found[2] < chi_square.LEVEL) is low
+
+
+def test_rare_tokens_alone_are_not_tested() -> None:
+    assert chi_square.probability_test({0: 30, 1: 30}, np.full(60, 1 / 60)) is None
