@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, product
 
 from ..errors import LadeError, describe_error
 from ..profiles.derive import read_bytes
@@ -67,9 +67,9 @@ class Measurement:
         try:
             self._warm_up(tasks[0].first()[:PROMPT])
             began = time.perf_counter()
-            for repeat in range(1, repeats + 1):
-                for task in tasks:
-                    self._round(task, repeat)
+            rounds = product(range(1, repeats + 1), tasks)
+            for number, (repeat, task) in enumerate(rounds):
+                self._round(task, repeat, self._order(number))
         except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:
@@ -114,11 +114,19 @@ class Measurement:
             if self._cancelled():
                 raise Stopped
 
-    def _round(self, task: BenchTask, repeat: int) -> None:
-        """One task for all methods, in an order of its own."""
-        order = self._runners.copy()
-        # The same order in every benchmark, and another one in every round.
-        random.Random(f"{repeat} {task.id}").shuffle(order)
+    def _order(self, number: int) -> list[MethodRunner]:
+        """The order of a round, Williams' (1949), the same in every benchmark.
+
+        Of as many rounds as there are methods each is once at every place, after changing ones.
+        """
+        count = len(self._runners)
+        block, shift = divmod(number, count)
+        order = random.Random(block).sample(self._runners, count)
+        places = (at // 2 if at % 2 == 0 else -(at // 2) - 1 for at in range(count))
+        return [order[(place + shift) % count] for place in places]
+
+    def _round(self, task: BenchTask, repeat: int, order: Sequence[MethodRunner]) -> None:
+        """One task for all methods, in an order."""
         for runner in order:
             name = runner.method.name
             failed = any((each.method, each.row) == (name, task.id) for each in self.failures)

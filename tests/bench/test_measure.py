@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -69,7 +70,11 @@ def test_methods_take_turns_in_changing_order() -> None:
     for each in rounds:
         assert len({run.row for run in each}) == 1
         assert sorted(run.method for run in each) == ["a", "b", "c"]
-    assert {each[0].method for each in rounds} == {"a", "b", "c"}
+    for place in range(3):
+        found = [each[place].method for each in rounds]
+        assert [found.count(name) for name in "abc"] == [8, 8, 8], "one is favoured"
+    before = {pair for each in rounds for pair in pairwise(run.method for run in each)}
+    assert len(before) == 6, "a method always follows the same one"
     assert [r[0].method for r in rounds[:12]] != [r[0].method for r in rounds[12:]]
     again = measure([FakeRunner(name) for name in "abc"], 12, repeats=2).runs
     assert [run.method for run in again] == [run.method for run in runs]
