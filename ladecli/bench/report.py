@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..errors import UsageError, counted, printable
+from ..errors import UsageError, printable
 from ..metrics import ratio
 from ..specs.memory import format_bytes
 from ..view.screen import NONE, Column, Table
@@ -111,7 +111,8 @@ def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
 
 def _caveats(result: Result) -> Iterator[str]:
     """What a reader must know about the figures."""
-    asked, rows = result.conditions, len({run.row for run in result.runs})
+    # An answer of one step has no speed.
+    asked, rows = result.conditions, len({run.row for run in result.runs if run.decoded})
     if result.interrupted:
         done = len({(run.method, run.row, run.repeat) for run in result.runs})
         wanted = asked.rows * asked.repeat * len(result.methods)
@@ -121,9 +122,9 @@ def _caveats(result: Result) -> Iterator[str]:
         yield f"Failed: {names}; speed-ups are over the prompts in common."
     if result.reference is None:
         yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
-    elif 0 < rows < MIN_ROWS:
-        yield f"{counted(rows, 'prompt')}: too few for a speed-up, which needs {MIN_ROWS}."
-    elif 0 < rows < ENOUGH:
+    elif rows < MIN_ROWS:
+        yield f"A speed-up needs {MIN_ROWS} prompts with answers of several steps; here: {rows}."
+    elif rows < ENOUGH:
         yield f"{rows} prompts are few: the intervals may be too narrow."
     if asked.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."

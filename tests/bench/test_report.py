@@ -45,6 +45,9 @@ def with_runs(made: Result, change: Callable[[Run], dict[str, object]]) -> Resul
     return dataclasses.replace(made, runs=runs)
 
 
+ONE_STEP: dict[str, object] = {"tokens": 1, "steps": 1, "fed": 0, "step_seconds": ()}
+
+
 def contexts() -> Result:
     """Three texts of each of two lengths."""
     runs = tuple(
@@ -114,7 +117,8 @@ def test_answers_that_differ_are_in_the_headline() -> None:
         (result(interrupted=True), "Interrupted"),
         (result(repeats=1), "measured once"),
         (result(reference=None), "no baseline"),
-        (result(rows=2), "too few for a speed-up"),
+        (result(rows=2), "A speed-up needs 3 prompts"),
+        (with_runs(result(), lambda _: ONE_STEP), "A speed-up needs 3 prompts"),
         (result(rows=4), "too narrow"),
         (slower_at_the_end(), "not steady"),
         (result(failures=(Failure("jacobi", "row-1", "KeyError"),)), "Failed: jacobi"),
