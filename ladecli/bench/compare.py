@@ -248,7 +248,7 @@ def _document(found: Mapping[str, Any], title: str) -> Document:
         Column("", number=False),
         Column("ms/token", weight=3),
         Column("change", note=f"change: time per token{over}, median of the answers"),
-        Column("95 %", weight=2),
+        Column("95 %", weight=2, note="95 %: its bootstrap interval, for these prompts"),
         Column("verdict", number=False),
         Column("tok/step", weight=4),
         Column("other text", weight=1, note="other text: answers with other tokens"),
