@@ -50,6 +50,22 @@ def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
     assert (quiet.code, quiet.out, quiet.err) == (0, result.out, "")
 
 
+def test_flags_of_other_programs_are_taken(lade: Any, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_text("def ")
+    asked = ("--raw", "--file", str(tmp_path / "prompt"), "--n-predict=7", "--ignore-eos")
+    result = lade("generate", *asked, "--temp=0.5", "--repeat-penalty", "1.2", "--json").json()
+    assert result["usage"]["completion_tokens"] == 7
+    assert result["sampling"]["temperature"] == 0.5
+    assert result["sampling"]["repetition_penalty"] == 1.2
+
+
+def test_help_is_a_word_too(lade: Any) -> None:
+    for words in ((), ("chat",), ("bench", "compare")):
+        asked = lade("help", *words)
+        assert (asked.code, asked.out) == (0, lade(*words, "--help").out)
+    assert "there is no command 'nonsense'" in lade("help", "nonsense").refused()
+
+
 def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(lade: Any) -> None:
     roomy = ("--max-context", "600", "--ignore-eos", "--no-stats")
     result = lade("generate", "-p", "def ", "--raw", *roomy)
@@ -295,8 +311,22 @@ MISTAKES = {
     f"{A} --max-context 2": "max-context must be at least 16, not 2",
     f"{A} --raw --system x": "system needs the chat template; leave raw or system out",
     "generate '' -p a": "MODEL is empty; name a model",
-    "generate --nonsense": "No such option: --nonsense",
+    "generate --nonsense": "No such option: --nonsense; lade generate --help lists all",
+    "generate --top_k 4": "did you mean --top-k?",
+    "generate -ngl 99 -p a": "No such option: -ngl; --device ",
+    "generate -c 99 -p a": "--max-context",
+    "generate --model x -p a": "lade generate MODEL",
     "generate -p a x y": "unexpected extra argument",
+    "chat x hello there": "quotes",
+    "chat -p a": "the first message follows MODEL",
+    "models list": "lade models --help",
+    "--temperature 1": "as in lade generate --temperature",
+    "--verson": "did you mean --version?",
+    "-m x": "lade chat MODEL",
+    "run x": "lade chat MODEL",
+    "chatt x": "did you mean lade chat?",
+    "org/name hello": "lade chat MODEL",
+    "nonsense": "there is no command 'nonsense'; lade --help lists all",
     "bench comparr a b": "did you mean lade bench compare?",
     "config shwo": "did you mean lade config show?",
     "serve --cors foo": "cors is * or as http://localhost:3000 is, not 'foo'",

@@ -29,6 +29,7 @@ from ..errors import INTERRUPTED, LadeError, UsageError, describe_error, one_lin
 from ..options import COMMANDS, request_of
 from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Option, Options, options_of
 from ..session.place import read_torchrun
+from . import unknown
 
 _SHORT = {"config": "config show"}
 _ON_RANKS = ("chat", "generate", "bench")
@@ -57,7 +58,7 @@ class _Commands(TyperGroup):
         if (two := " ".join(args[:2])) in COMMANDS:
             name, rest = two, args[2:]
         if name not in COMMANDS:
-            return super().resolve_command(ctx, args)
+            raise UsageError(unknown.command(args[0]))
         if rest[1:] and rest[0].startswith("-") and f"{name} {rest[1]}" in COMMANDS:
             raise UsageError(f"{rest[0]} stands before {rest[1]}, and belongs after it")
         from . import config
@@ -261,8 +262,9 @@ def entry(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # People append it to the call that failed, so it counts wherever it stands.
     debug = "--debug" in arguments
-    flags = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items()}
-    arguments = [flags.get(each, each) for each in arguments if each != "--debug"]
+    arguments = [_own_flag(each) for each in arguments if each != "--debug"]
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if debug:
         logging.basicConfig(format="%(name)s: %(message)s")
         LOG.setLevel(logging.INFO)
@@ -289,26 +291,43 @@ def entry(arguments: list[str] | None = None) -> int:
         return _failed(why, LadeError.exit_code)
 
 
+def _own_flag(argument: str) -> str:
+    """An argument; where it is another program's name for a flag, with or without a value, ours."""
+    name, *value = argument.split("=", maxsplit=1)
+    own = ALIASES.get(name.removeprefix("--")) if name.startswith("--") else None
+    return argument if own is None else "=".join((f"--{own}", *value))
+
+
 def _refused(error: TyperException, arguments: list[str]) -> str:
-    """The parser's message about a command line; where a value has a wrong type, which type it must
-    have, and where the second word of a command is misspelt, the right one."""
+    """What the parser refuses in a command line, and what to type instead."""
     from pydantic import ValidationError
 
     wrong, where = error.__cause__, getattr(error, "ctx", None)
-    parameter = getattr(error, "param", None)
-    if not isinstance(wrong, ValidationError) or where is None or parameter is None:
-        message = error.format_message()
-        if "extra argument" not in message:  # for which a misspelt word is taken
-            return message
-        if arguments[:1] == ["generate"]:
-            return f"{message}; give the prompt with --prompt"
-        known = [name for name in COMMANDS if " " in name]
-        near = difflib.get_close_matches(" ".join(arguments[:2]), known, n=1, cutoff=0.8)
-        return f"{message}; did you mean lade {near[0]}?" if near else message
-    option = options_of(request_of(str(where.info_name)))[parameter.name]
-    origin = _origins(where).get(option.key, "")
-    name = origin if origin.startswith(PREFIX) else option.name
-    return f"{name} must be {option.described}, not {wrong.errors()[0]['input']!r}"
+    parameter, flag = getattr(error, "param", None), getattr(error, "option_name", None)
+    command = str(where.info_name) if where is not None else ""
+    if isinstance(wrong, ValidationError) and where is not None and parameter is not None:
+        option = options_of(request_of(command))[parameter.name]
+        given = wrong.errors()[0]["input"]
+        flag = f"{option.flag}{given}"
+        if not option.flag or given[:1].isdigit() or flag not in arguments:
+            origin = _origins(where).get(option.key, "")
+            name = origin if origin.startswith(PREFIX) else option.name
+            return f"{name} must be {option.described}, not {given!r}"
+        # Letters after a single dash are a long flag elsewhere, as in -ngl.
+        return f"No such option: {flag}; {unknown.option(flag, command, arguments)}"
+    message = error.format_message()
+    if hasattr(error, "possibilities") and flag is not None:
+        return f"{error.args[0]}; {unknown.option(flag, command, arguments)}"
+    if "extra argument" not in message:  # for which a misspelt word is taken
+        return message
+    if command == "generate":
+        return f"{message}; give the prompt with --prompt"
+    if command == "chat":
+        return f"{message}; put the message into quotes"
+    known = [name for name in COMMANDS if " " in name]
+    near = difflib.get_close_matches(" ".join(arguments[:2]), known, n=1, cutoff=0.8)
+    hint = f"did you mean lade {near[0]}?" if near else f"lade {command} --help shows what it takes"
+    return f"{message}; {hint}"
 
 
 def _failed(message: str, code: int) -> int:
