@@ -384,7 +384,7 @@ def _loading(name: str, options: ModelOptions, progress: bool, part: str = "") -
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        why = hub.explain(name, error, part, options.gguf_file, options.revision)
-        raise LoadError(why) from error
+        where = options.gguf_file, options.revision, options.offline
+        raise LoadError(hub.explain(name, error, part, *where)) from error
     finally:
         transformers.utils.logging.enable_progress_bar()

@@ -269,7 +269,9 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
                 category = source.category or row["category"]
                 rows.append(Row(source.prefix + own, category, tuple(turns)))
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        why = "--offline forbids to fetch it" if offline else "the hub cannot be reached"
+        from .specs.hub import not_fetched
+
+        why = not_fetched(offline)
         raise LadeError(f"the suite {name} is not on this machine, and {why}; {FIX}") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise LadeError(f"the suite {name} was changed on the hub; {FIX}") from error

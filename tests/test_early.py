@@ -25,8 +25,10 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
     unzipped = without(model), holding("pytorch_model.bin", pickled)
 
     cases = {
-        ("owner/absent",): "owner/absent is not on this machine",
-        ("my model",): "my model is no name of a model",
+        ("owner/absent",): "owner/absent is not on this machine, and HF_HUB_OFFLINE forbids",
+        ("owner/absent", "--offline"): "owner/absent is not on this machine, and --offline forbids",
+        ("What is up?",): "What is up? is no name of a model",
+        ("my model",): "a prompt stands behind it in lade chat, behind --prompt in lade generate",
         ("demo", "--device", "cuda"): "no CUDA device",
         ("demo", "--device", "mps"): "no Apple GPU",
         ("demo", "--attention", "flash"): "attention 'flash' needs",

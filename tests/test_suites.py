@@ -211,7 +211,7 @@ def test_what_was_fetched_once_needs_no_network(name: str, last: Row) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (None, "is not on this machine, and the hub cannot be reached"),
+        (None, "is not on this machine, and HF_HUB_OFFLINE forbids to fetch it"),
         ('{"text": "def"}', "was changed on the hub"),
         ("{", "was changed on the hub"),
     ],

@@ -53,7 +53,7 @@ _PAGE = re.compile(
     r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#:]+)(?:/tree/main/?|[?#:].*)?"
 )
 """The address of a model on the hub, or what Ollama calls it: with a tag after a colon."""
-_OFFLINE = "{name} is not on this machine, and the hub cannot be reached{near}"
+_OFFLINE = "{name} is not on this machine, and {why}{near}"
 _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.OfflineModeIsEnabled: _OFFLINE,
     hub_errors.LocalEntryNotFoundError: _OFFLINE,
@@ -64,7 +64,7 @@ _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.RepositoryNotFoundError: "there is no model {name} on the hub, or it is private:"
     " check the name, or log in with `hf auth login`{near}",
     hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME, such as"
-    " Qwen/Qwen2.5-1.5B-Instruct, or a folder",
+    " Qwen/Qwen2.5-1.5B-Instruct, or a folder{prompt}",
     hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load; if it has"
     " GGUF files, name one with --gguf-file",
     SafetensorError: "{name}: the weights are damaged; download or copy them again",
@@ -194,7 +194,14 @@ def _check_name(name: str, source: str, revision: str | None, offline: bool) -> 
             model_info(source, revision=revision, timeout=10)
     except Exception as error:
         if isinstance(error, tuple(_BY_TYPE)):  # of all others, loading finds out
-            raise LoadError(explain(name, error)) from error
+            raise LoadError(explain(name, error, offline=offline)) from error
+
+
+def not_fetched(offline: bool) -> str:
+    """Why nothing comes from the hub that is not on this machine; `offline` is the option."""
+    if offline or constants.HF_HUB_OFFLINE:
+        return f"{'--offline' if offline else 'HF_HUB_OFFLINE'} forbids to fetch it"
+    return "the hub cannot be reached"
 
 
 def folder_of(source: str, revision: str | None = None) -> Path | None:
@@ -286,11 +293,12 @@ def explain(
     part: str = "",
     gguf: str | None = None,
     revision: str | None = None,
+    offline: bool = False,
 ) -> str:
     """One line for an error that a library raised while a model was loaded.
 
-    `part` is what was loaded, "its tokenizer" for example, or "" for all of it; the rest is as for
-    `locate`.
+    `part` is what was loaded, "its tokenizer" for example, or "" for all of it; `offline` is the
+    option, and the rest is as for `locate`.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -300,7 +308,10 @@ def explain(
 
     for kind, line in _BY_TYPE.items():
         if any(isinstance(each, kind) for each in chain):
-            return line.format(name=name, near=_suggest(name) if "{near}" in line else "")
+            near = _suggest(name) if "{near}" in line else ""
+            asks = "; a prompt stands behind it in lade chat, behind --prompt in lade generate"
+            prompt = asks if " " in name else ""
+            return line.format(name=name, near=near, why=not_fetched(offline), prompt=prompt)
     if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"
     source, gguf = locate(name, gguf, revision)
