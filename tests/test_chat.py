@@ -408,6 +408,7 @@ REFUSED = (
     ("/set draft-text a.txt", "/draft FILE adds one"),
     ("/set origins x", "no option 'origins'"),
     ("/profile moon", "unknown profile 'moon'; known profiles: "),
+    ("/show info", "no option 'info'; one of strategy, "),
     ("/show nothing-like-it", "no option 'nothing-like-it'; one of strategy, "),
 )
 
@@ -426,6 +427,8 @@ SETTINGS = (
     ("/set temperature 0.5", "temperature  0.5"),
     ("/set temperature=0.75", "temperature  0.75"),
     ("/set temp 0.25", "temperature  0.25"),
+    ("/set parameter temperature 0.35", "temperature  0.35"),
+    ("/set parameter repeat_penalty 1.25", "repetition-penalty  1.25"),
     ("/set --stop END OF IT", "stop  END OF IT"),
     ("/set -t 0.125", "temperature  0.125"),
     ("/set markdown off", "markdown  off"),

@@ -291,6 +291,7 @@ def model(chat: Chat, name: str) -> None:
 @command("/set NAME VALUE")
 def set_option(chat: Chat, argument: str) -> None:
     """Change an option, by the name of its flag."""
+    argument = argument.removeprefix("parameter ").lstrip()  # which Ollama has before the name
     name, *value = re.split(r"[ =]", argument, maxsplit=1)  # NAME=VALUE does, too
     if not value or not value[0]:
         show(chat, name)

@@ -124,7 +124,7 @@ def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
     """A hint at the name that a misspelt word may mean; empty if none is near."""
     names = list(names)
     longer = [name for name in names if word and name.startswith(word)]
-    near = longer or difflib.get_close_matches(word, names, n=1)
+    near = longer or difflib.get_close_matches(word, names, n=1, cutoff=0.65)
     return f"did you mean {mark}{near[0]}?" if near else ""
 
 
