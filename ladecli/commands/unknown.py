@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from ..options import COMMANDS, request_of
 from ..options.declare import options_of
 
-_MODEL_FIRST = "MODEL follows the command, without a flag: lade chat MODEL, lade generate MODEL"
 _COMMANDS = {
     "run": "lade chat MODEL is a conversation, lade generate MODEL one answer",
     "prompt": "lade generate --prompt TEXT answers one",
@@ -20,11 +19,12 @@ _COMMANDS = {
 }
 """Commands of ollama, llm and others, and what is like them here."""
 _OPTIONS = {
-    **dict.fromkeys(("-m", "--model"), _MODEL_FIRST),
+    **dict.fromkeys(("-m", "--model"), "the model has no flag: lade {command} MODEL"),
     **dict.fromkeys(
         ("-p", "--prompt"), "lade generate has it; in lade chat the first message follows MODEL"
     ),
-    **dict.fromkeys(("-c", "--num-ctx", "--max-kv-size"), "--max-context limits the context"),
+    **dict.fromkeys(("--num-ctx", "--max-kv-size"), "--max-context limits the context"),
+    "-c": "--max-context limits the context, and lade chat --continue goes on with the last chat",
     **dict.fromkeys(
         ("-ngl", "--n-gpu-layers", "--gpu-layers"), "--device says where the model is, all of it"
     ),
@@ -33,7 +33,8 @@ _OPTIONS = {
     "--verbose": "statistics are on by default, and --debug shows tracebacks",
     "--no-stream": "into a file or a pipe, an answer has no codes of a terminal in it",
 }
-"""Options of ollama, llm, mlx_lm and llama-cli that are none here, and what does the same."""
+"""Options of ollama, llm, mlx_lm and llama-cli that are none here, and what does the same;
+{command} is the one that was called, or chat."""
 
 
 def command(word: str) -> str:
@@ -52,7 +53,7 @@ def command(word: str) -> str:
 def option(flag: str, name: str, arguments: Sequence[str]) -> str:
     """How to do without an option that a command has not; `name` is the command's, or "lade"."""
     if flag in _OPTIONS and any(each.partition("=")[0] == flag for each in arguments):
-        return _OPTIONS[flag]
+        return _OPTIONS[flag].format(command=name if name in COMMANDS else "chat")
     known = _flags("generate" if name not in COMMANDS else name)
     if name in COMMANDS:
         help = f"lade {name} --help lists all"
@@ -60,7 +61,7 @@ def option(flag: str, name: str, arguments: Sequence[str]) -> str:
         return f"options follow a command, as in lade generate {flag}"
     else:
         known, help = ["--version", "--debug", "--help"], "lade --help lists all"
-    near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.8)
     return f"did you mean {near[0]}?" if near else help
 
 
