@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -158,6 +159,7 @@ class TerminalReader(Reader):
         self._output = screen or create_output(always_prefer_tty=True)
         self._on_toggle = on_toggle
         self._toolbar = toolbar
+        self._trouble = ""  # of the newest input; the bar says it
         self._session: PromptSession[str] = PromptSession(
             [("class:prompt", "> ")],
             prompt_continuation=[("", "  ")],
@@ -187,6 +189,7 @@ class TerminalReader(Reader):
     def read(self, unsent: str = "") -> str:
         """The next message; Enter sends it, and one not sent yet stands in the input, if it fits
         there."""
+        self._trouble = ""
         size, hint = self._output.get_size(), ""
         if sum(1 + len(line) // size.columns for line in unsent.split("\n")) > size.rows // 2:
             # It would push what was said of it off the screen.
@@ -232,7 +235,7 @@ class TerminalReader(Reader):
         """The line below the input."""
         if quotes_open(self._session.default_buffer.text):
             return f"{QUOTES} is open: close it to send"
-        return fitting(self._toolbar(), self._output.get_size().columns)
+        return fitting(self._trouble or self._toolbar(), self._output.get_size().columns)
 
     def _bindings(self) -> KeyBindings:
         """Where keys differ from prompt-toolkit's own for inputs of several lines."""
@@ -251,10 +254,13 @@ class TerminalReader(Reader):
         keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
         indents = ~Condition(self._is_command)
         keys.add("tab", filter=indents)(lambda event: event.current_buffer.insert_text(INDENT))
-        # Back to the prompt, so that a long message can be read once more before it is sent.
-        keys.add("c-x", "c-e")(
-            lambda event: event.current_buffer.open_in_editor(validate_and_handle=False)
-        )
+
+        @keys.add("c-x", "c-e")
+        def edit(event: KeyPressEvent) -> None:
+            self._trouble = _editor_trouble()
+            if not self._trouble:
+                # Back to the prompt: a long message can be read once more before it is sent.
+                event.current_buffer.open_in_editor(validate_and_handle=False)
 
         @keys.add(TOGGLE_KEY)
         def toggle(event: KeyPressEvent) -> None:
@@ -273,6 +279,17 @@ def history_path() -> Path | None:
             return path
     except OSError:
         return None
+
+
+def _editor_trouble() -> str:
+    """What is wrong with the variables that name an editor, which prompt-toolkit fails at."""
+    name = ""
+    try:
+        for name in ("VISUAL", "EDITOR"):
+            shlex.split(os.environ.get(name, ""))
+    except ValueError as error:
+        return f"{name} names no editor: {error}"
+    return ""
 
 
 def can_edit() -> bool:
