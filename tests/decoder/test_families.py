@@ -227,6 +227,16 @@ def test_others_may_use_the_model_between_turns(family: str) -> None:
     assert begun + ids_of(run(decoder, [*prompt, *begun], limits=Limits(11))) == expected
 
 
+def test_a_text_that_begins_with_one_token_begins_anew() -> None:
+    """Where the state is in the model's modules, it is not that of what was read before."""
+    model, prompt = new_model("recurrent_gemma", **NO_TREES["recurrent_gemma"][2]), [17]
+    expected = transformers_ids(model, prompt, 12)
+    decoder = load_decoder(model, join=False)
+    for _ in range(2):
+        assert ids_of(run(decoder, prompt, limits=Limits(12))) == expected
+        run(decoder, prompt_for("recurrent_gemma"), limits=Limits(5))
+
+
 @pytest.mark.parametrize("family", CHAINS)
 @pytest.mark.parametrize("call", [1, 2, 3, 6])
 def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call: int) -> None:

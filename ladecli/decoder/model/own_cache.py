@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, cache_utils
 
 from ..compat import cache_argument, returned_cache
@@ -86,10 +86,14 @@ class OwnCache(KVCache):
         self.truncate(0)
 
 
-def _tensors_outside(model: Any) -> list[Tensor]:
-    """What modules hold beside parameters and buffers."""
-    held = (each for module in model.modules() for each in vars(module).values())
-    return [each for each in held if isinstance(each, Tensor)]
+def _tensors_outside(model: Any) -> dict[tuple[nn.Module, str], Tensor]:
+    """What modules hold beside parameters and buffers, by module and name."""
+    return {
+        (module, name): held
+        for module in model.modules()
+        for name, held in vars(module).items()
+        if isinstance(held, Tensor)
+    }
 
 
 def grows(held: Any) -> bool:
@@ -137,6 +141,7 @@ class OwnCacheModel:
         self._selects = "logits_to_keep" in parameters
         self._positions = "position_ids" in parameters
         self._multi_token = self._creates_cache = self.returns_state = True
+        self._state: list[tuple[nn.Module, str]] = []
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
         expected = self._expected(text)
@@ -149,9 +154,10 @@ class OwnCacheModel:
             self._multi_token, self._creates_cache = multi_token, creates_cache
             before = _tensors_outside(model)
             if self._agrees(self._in_chunks, text, expected):
-                after = _tensors_outside(model)
+                after = _tensors_outside(model).items()
                 # RecurrentGemma's state is in its modules, which others use, too.
-                self.returns_state = [*map(id, before)] == [*map(id, after)]
+                self._state = [place for place, each in after if each is not before.get(place)]
+                self.returns_state = not self._state
                 chains = multi_token and may_verify_chains(model.config)
                 if chains and self._agrees(self._with_drafts, text, expected):
                     self.drafts = "chains"
@@ -179,6 +185,9 @@ class OwnCacheModel:
 
     def _read(self, tokens: Tensor, cache: OwnCache, rows: int = 1) -> Tensor:
         """Feed tokens after those in a cache; logits after the last ones, [rows, vocabulary]."""
+        if not cache.text:  # a text that begins with one token would go on from the state left
+            for module, name in self._state:
+                setattr(module, name, None)
         cache.text += tokens.tolist()
         given: dict[str, Any] = {"logits_to_keep": max(rows, 1)} if self._selects else {}
         if self._name is None:  # the whole text once more
