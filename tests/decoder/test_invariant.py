@@ -93,6 +93,23 @@ def test_attention_of_a_token_is_the_same_among_others(seed: int) -> None:
         assert torch.equal(alone[:, :, 0], together[:, :, node + 1])
 
 
+@pytest.mark.parametrize("first", [1, 2, 40])
+def test_drafts_do_not_see_rivals_that_go_on_with_the_text(first: int) -> None:
+    """The first branch stands after the text as more of it would; where a step is cut within it,
+    it is not what all others follow."""
+    tree, (kv_heads, groups, size) = TokenTree(), HEADS[1]
+    for token in range(9):
+        tree.add([token, *range(first - 1)], "test", limit=400)
+    step = build([0] * (128 - first), 0, Draft(tree))
+    query = 2 * torch.randn(1, kv_heads * groups, len(step.tokens), size)
+    key, value = torch.randn(2, 1, kv_heads, len(step.tokens), size).unbind()
+    mask, rules = StepMask(step.rows, step.positions, 0), Rules(size**-0.5)
+    found, expected = (
+        BACKENDS[name](query, key, value, mask, rules) for name in ("invariant", "reference")
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def invariant_decoder(family: str, dtype: torch.dtype) -> Decoder:
     decoder = load_decoder(copy.deepcopy(model_of(family)).to(dtype), attention="invariant")
     assert decoder.batch_invariant

@@ -144,6 +144,10 @@ class StepMask:
         rows, start = self._rows, 0
         in_order = (row == (2 << place) - 1 for place, row in enumerate(rows))
         text = sum(1 for _ in takewhile(bool, in_order))
+        for row in rows[text:]:
+            if row & (row - 1):  # padding sees itself alone
+                # A branch of drafts may go on with the text, and its rivals do not see it.
+                text = min(text, (~row & (row + 1)).bit_length() - 1)
         while len(rows) - start > most and start + most <= text:
             end = start + most
             yield self._part(range(start, end), range(start, end), start)
