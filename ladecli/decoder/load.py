@@ -131,9 +131,6 @@ def load_decoder(
         if races is not None and not isinstance(way.forward, Transformer):
             races.watch_only(model)
         give_back()  # what trials took
-    if way.forward.drafts != "trees":
-        # Its own forward changes rotary frequencies in the middle of a step, or of a text.
-        limit = min(limit, facts.rope_boundary or limit)
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices
     if attention == "invariant" and not way.invariant and way.forward.drafts != "none":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
+import ladecli
 from ladecli.decoder.compat import CACHE_NAMES
 from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
@@ -197,6 +198,16 @@ def test_texts_end_where_a_forward_does_not_go_on(family: str) -> None:
         events = run(decoder, prompt, strategy, config, limits=Limits(99), store=store)
         assert (ids_of(events), reason_of(events)) == (expected, "context")
         decoder.forget()
+
+
+def test_they_end_there_inside_transformers_too() -> None:
+    """A prompt in chunks would have the frequencies of short texts at first."""
+    rope = LONG_ROPE | {"original_max_position_embeddings": 140, "partial_rotary_factor": 1.0}
+    model, prompt = new_model("nemotron", rope_parameters=rope), prompt_for("nemotron", 133)
+    ids, settings = torch.tensor([prompt]), {"eos_token_id": None, "max_new_tokens": 20}
+    with pytest.warns(UserWarning, match="ends at the model's context of 140 tokens"):
+        text = model.generate(ids, custom_generate=ladecli.lookahead, **settings)[0].tolist()
+    assert text == prompt + transformers_ids(model, prompt, 7)
 
 
 def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
