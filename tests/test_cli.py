@@ -57,6 +57,10 @@ def test_flags_of_other_programs_are_taken(lade: Any, tmp_path: Path) -> None:
     assert result["usage"]["completion_tokens"] == 7
     assert result["sampling"]["temperature"] == 0.5
     assert result["sampling"]["repetition_penalty"] == 1.2
+    (tmp_path / "prompt").write_text("--temp=1 or 2")
+    one = ("generate", "--raw", "-n", "1", "--json")
+    prompts = lade(*one, "-p", "--temp=1 or 2").json(), lade(*one, "-f", asked[2]).json()
+    assert prompts[0]["usage"] == prompts[1]["usage"]
 
 
 def test_help_is_a_word_too(lade: Any) -> None:

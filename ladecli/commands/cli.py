@@ -295,7 +295,9 @@ def _own_flag(argument: str) -> str:
     """An argument; where it is another program's name for a flag, with or without a value, ours."""
     name, *value = argument.split("=", maxsplit=1)
     own = ALIASES.get(name.removeprefix("--")) if name.startswith("--") else None
-    return argument if own is None else "=".join((f"--{own}", *value))
+    if own is None or " " in argument:  # it may be a prompt
+        return argument
+    return "=".join((f"--{own}", *value))
 
 
 def _refused(error: TyperException, arguments: list[str]) -> str:
