@@ -238,6 +238,15 @@ def test_others_may_use_the_model_between_turns(family: str) -> None:
     assert begun + ids_of(run(decoder, [*prompt, *begun], limits=Limits(11))) == expected
 
 
+def test_layers_that_share_keys_verify_trees() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    shared = {"num_hidden_layers": 4, "layer_types": kinds, "num_kv_shared_layers": 2}
+    model, prompt = new_model("gemma4", **shared), prompt_for("gemma4", 150)
+    decoder = load_decoder(model, join=False)
+    assert decoder.runner.model.drafts == "trees"
+    assert ids_of(run(decoder, prompt, limits=Limits(24))) == transformers_ids(model, prompt, 24)
+
+
 def test_a_text_that_begins_with_one_token_begins_anew() -> None:
     """Where the state is in the model's modules, it is not that of what was read before."""
     model, prompt = new_model("recurrent_gemma", **NO_TREES["recurrent_gemma"][2]), [17]

@@ -133,11 +133,13 @@ class StockModel:
             Logits of `step.outputs`, [outputs, vocabulary].
         """
         call = AttentionCall(self.attend, step.mask, set())
-        rows: Any = 0 if step.outputs is None else step.outputs
-        if step.outputs is not None and not len(step.outputs):
-            rows = 1  # transformers computes one row at least
-        elif step.outputs is not None and self._spread:
-            rows = step.outputs.cpu()  # selects on any device: the last layer may be on another
+        rows: Any = 0
+        if step.outputs is not None:
+            # transformers computes one row at least.  Of a number of rows, and not of their places,
+            # layers that share keys (Gemma 4's) would compute no others, against our mask.
+            rows = step.outputs if len(step.outputs) else step.outputs.new_zeros(1)
+            if self._spread:
+                rows = rows.cpu()  # selects on any device: the last layer may be on another
         with self._named():
             result = self._model(
                 input_ids=step.tokens[None],
