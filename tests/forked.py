@@ -177,8 +177,10 @@ def _run(
     os.environ.clear()
     os.environ.update(env)
     multiprocessing.current_process().daemon = False  # see `_work`
-    # Tests in the background of a script ignore Ctrl-C; what a terminal starts does not.
+    # Tests in the background of a script ignore Ctrl-C, and those after `nohup` a hangup; what a
+    # terminal starts ignores neither.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.setsid()
     if terminal:
         assert streams[0] is not None
