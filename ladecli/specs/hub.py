@@ -300,12 +300,7 @@ def explain(
     `part` is what was loaded, "its tokenizer" for example, or "" for all of it; `offline` is the
     option, and the rest is as for `locate`.
     """
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-
+    chain = _causes(error)
     for kind, line in _BY_TYPE.items():
         if any(isinstance(each, kind) for each in chain):
             near = _suggest(name) if "{near}" in line else ""
@@ -340,6 +335,16 @@ def explain(
             " weights, or pip install sentencepiece protobuf tiktoken"
         )
     return f"{name}{': ' if part else ''}{part} cannot be loaded: {first_line(error)}"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error, and those that it came from."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return chain
 
 
 def _unknown_value(path: Path, error: BaseException) -> str | None:
