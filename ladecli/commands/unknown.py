@@ -56,13 +56,13 @@ def option(flag: str, name: str, arguments: Sequence[str]) -> str:
         return _OPTIONS[flag].format(command=name if name in COMMANDS else "chat")
     known = _flags("generate" if name not in COMMANDS else name)
     if name in COMMANDS:
-        help = f"lade {name} --help lists all"
+        hint = f"lade {name} --help lists all"
     elif flag in known:
         return f"options follow a command, as in lade generate {flag}"
     else:
-        known, help = ["--version", "--debug", "--help"], "lade --help lists all"
+        known, hint = ["--version", "--debug", "--help"], "lade --help lists all"
     near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.8)
-    return f"did you mean {near[0]}?" if near else help
+    return f"did you mean {near[0]}?" if near else hint
 
 
 def _flags(name: str) -> list[str]:

@@ -54,6 +54,8 @@ _PAGE = re.compile(
 )
 """The address of a model on the hub, or what Ollama calls it: with a tag after a colon."""
 _OFFLINE = "{name} is not on this machine, and {why}{near}"
+_PROMPT = "; a prompt stands behind it in lade chat, behind --prompt in lade generate"
+"""For a name with blanks in it."""
 _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.OfflineModeIsEnabled: _OFFLINE,
     hub_errors.LocalEntryNotFoundError: _OFFLINE,
@@ -304,8 +306,7 @@ def explain(
     for kind, line in _BY_TYPE.items():
         if any(isinstance(each, kind) for each in chain):
             near = _suggest(name) if "{near}" in line else ""
-            asks = "; a prompt stands behind it in lade chat, behind --prompt in lade generate"
-            prompt = asks if " " in name else ""
+            prompt = _PROMPT if " " in name else ""
             return line.format(name=name, near=near, why=not_fetched(offline), prompt=prompt)
     if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"

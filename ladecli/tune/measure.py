@@ -218,6 +218,7 @@ class Tuner:
             if now + (now - began) > end:
                 break
             others = [each for each in runners if each.name not in (PLAIN, CURRENT)]
+            # A turn without memory for plain decoding leaves nothing to judge by.
             if len(others) > FINALISTS and now > round_end and others[0].gains:
                 others.sort(key=lambda each: each.speed)
                 for slow in others[: min(len(others) // 2, len(others) - FINALISTS)]:
@@ -231,7 +232,8 @@ class Tuner:
         return Outcome(best_of(runners), tuple(runners), len(runners[0].gains))
 
     def _turn(self, runners: list[Candidate], number: int, prompt: Sequence[int], new: int) -> None:
-        """Every runner on one prompt, in turn the first; those that alone lack memory leave."""
+        """Every runner on one prompt, in turn the first; those leave that lack memory where plain
+        decoding does not."""
         self._decode(None, prompt, 1)  # it is read before, or the first runner would pay for all
         first = self._turns % len(runners)
         self._turns += 1

@@ -153,9 +153,9 @@ def tidying_up() -> contextlib.AbstractContextManager[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    names = ("SIGTERM", "SIGHUP", "SIGQUIT")
-    ends = [each for each in signal.Signals if each.name in names]
-    return handling(end, *(each for each in ends if signal.getsignal(each) != signal.SIG_IGN))
+    # Not every system has all of them.
+    ends = (s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP", "SIGQUIT"))
+    return handling(end, *(s for s in ends if signal.getsignal(s) != signal.SIG_IGN))
 
 
 @contextlib.contextmanager

@@ -135,8 +135,8 @@ class StockModel:
         call = AttentionCall(self.attend, step.mask, set())
         rows: Any = 0
         if step.outputs is not None:
-            # transformers computes one row at least.  Of a number of rows, and not of their places,
-            # layers that share keys (Gemma 4's) would compute no others, against our mask.
+            # transformers computes one row at least.  It gets places: of a number of rows, Gemma 4
+            # would drop all others before the layers that share keys, and our mask is of all.
             rows = step.outputs if len(step.outputs) else step.outputs.new_zeros(1)
             if self._spread:
                 rows = rows.cpu()  # selects on any device: the last layer may be on another
