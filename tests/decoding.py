@@ -89,8 +89,8 @@ def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any
     model.set_attn_implementation("sdpa" if sdpa else "eager")
     try:
         ids = torch.tensor([list(prompt)])
-        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
-        settings["use_cache"] = not long_rope
+        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        settings |= {"use_cache": not long_rope, **options}
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **settings
         )
@@ -115,7 +115,7 @@ class Asked(TokenTree):
         return [], [Token(choose(row, path)) for row, path in enumerate(paths)]
 
 
-ASKED, BEFORE = Asked(), [9, 9, 0, 7]
+ASKED, BEFORE = Asked(), [9, 9, 8, 7]
 """Three candidates, and the text that they follow."""
 for candidate in ([1, 2, 3], [1, 4], [5]):
     ASKED.add(candidate, "context", 9)

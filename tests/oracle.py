@@ -42,7 +42,6 @@ class Oracle:
     dtype = torch.float32
     keeps_weights = True
     foreign = False
-    halved = 0, 0
     kernels = False
     drafts: Drafts = "trees"
 

@@ -12,7 +12,7 @@ from platformdirs import user_cache_path
 from safetensors.torch import load_file, save_file
 
 import ladecli
-from ladecli.decoder.drafting.bigrams import SUCCESSORS
+from ladecli.decoder.drafting.ngram_model import BIGRAMS
 from ladecli.session.session import Session
 
 from .hub_files import DEMO
@@ -35,7 +35,7 @@ def test_loads_go_on_where_the_last_one_ended() -> None:
     assert 0 < numbers[0] < numbers[1] or numbers == [4096, 4096]
     (path,) = files()
     with np.load(path) as arrays:
-        assert arrays["ids"].shape == arrays["shares"].shape == (numbers[1], SUCCESSORS)
+        assert arrays["ids"].shape == arrays["shares"].shape == (numbers[1], BIGRAMS)
 
 
 def test_they_outlive_a_fresh_start_and_are_the_same_in_every_precision() -> None:
@@ -64,8 +64,8 @@ def test_another_model_has_another_file(tmp_path: Path) -> None:
     [
         b"",
         b"no archive",
-        {"ids": np.zeros((4, SUCCESSORS), np.int32)},
-        {"ids": np.full((4, SUCCESSORS), 1 << 30), "shares": np.ones((4, SUCCESSORS))},
+        {"ids": np.zeros((4, BIGRAMS), np.int32)},
+        {"ids": np.full((4, BIGRAMS), 1 << 30), "shares": np.ones((4, BIGRAMS))},
         {"ids": np.zeros(4, np.int32), "shares": np.ones(4)},
         {"ids": np.array([{}]), "shares": np.ones(1)},
     ],

@@ -18,11 +18,8 @@ from transformers import (
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
-from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.transformer import Transformer
-from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.tree import TokenTree
 
 from .decoding import PAPER, decoder_of, ids_of, run, transformers_ids
 from .families import FAMILIES, OWN, model_of, prompt_for
@@ -157,33 +154,3 @@ def test_drafts_of_earlier_texts_change_no_token(
     for prompt in texts:
         events = run(decoder, prompt, "lookahead", config, sampling, store=store)
         assert ids_of(events) == plain(tuple(prompt), sampling)
-
-
-def test_two_generations_may_share_drafts() -> None:
-    """They take turns: neither text is taken for the other's."""
-    store = DraftStore()
-    config = LookaheadConfig(2, 3, 2, 20)
-    prompts = [prompt_for("llama", 12), prompt_for("llama", 30)[5:]]
-    running = [
-        decoder_of("llama").generate(
-            prompt, make_strategy("lookahead", config, store), None, Limits(40)
-        )
-        for prompt in prompts
-    ]
-    rounds = [*itertools.zip_longest(*running)]
-    for prompt, events in zip(prompts, zip(*rounds, strict=True), strict=True):
-        assert ids_of([event for event in events if event]) == plain(tuple(prompt))
-    # What is remembered as text was text.
-    texts = [[*prompt, *plain(tuple(prompt))] for prompt in prompts]
-    grams = {tuple(text[i : i + 2]) for text in texts for i in range(len(text))}
-    remembered = store.to_dict()["text"]
-    pairs = [pair for pair in itertools.pairwise(remembered) if min(pair) >= 0]
-    assert pairs
-    assert {*pairs} <= grams
-
-
-def test_drafts_of_another_model_are_refused() -> None:
-    store, prompt = DraftStore(), prompt_for("llama", 12)
-    store.model.recycle(prompt[-1:], TokenTree(), [{model_of("llama").config.vocab_size + 5: 0.9}])
-    with pytest.raises(ConfigError, match="more token ids"):
-        run(fresh("llama"), prompt, "lookahead", LookaheadConfig(2, 3, 2, 20), store=store)

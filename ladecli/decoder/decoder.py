@@ -10,8 +10,7 @@ from .engine import Generation
 from .errors import DecoderError, PromptError
 from .events import Event, Finished
 from .model.families import ModelFacts
-from .run.chained import Chained
-from .run.executor import Executor, Stopped
+from .run.executor import Chained, Executor, Stopped
 from .run.runner import Runner
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
@@ -122,8 +121,7 @@ class Decoder:
             NaNLogitsError: the model's weights are damaged, or too large for their type.
             NoMemoryError, RankError: as `executor` has them.
             DecoderError: this generation is resumed after another one has started: there is
-                one cache, and it belongs to the newest.  Or the drafts were learned from a model
-                with more token ids.
+                one cache, and it belongs to the newest.
         """
         self.check_prompt(prompt)
         limits, sampling = limits or Limits(), sampling or SamplingConfig()
@@ -137,7 +135,6 @@ class Decoder:
             limits,
             executor or self.local,
             detailed,
-            self.facts.vocabulary,
         )
         return self._run(generation)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from .config import Limits
-from .errors import ConfigError
 from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, StepTimes, Token
 from .run.executor import Executor, Fed, TooWide
 from .sampling import Sampler
@@ -24,7 +23,6 @@ class Generation:
     limits: Limits
     executor: Executor
     detailed: bool
-    vocabulary: int
     reason: FinishReason | None = None  # why the text has ended; None while it has not
 
     def begin(self) -> None:
@@ -73,8 +71,6 @@ class Generation:
         began = perf_counter()
         # 1) Propose: what may follow the text, as deep and as wide as there is room for.
         draft = self.strategy.propose(self.state, self.executor.room(self.state))
-        if max(draft.tree.tokens, default=0) >= self.vocabulary:
-            raise ConfigError("the drafts were learned from a model with more token ids")
         # 2) Lay out tokens, positions and mask, and 3) start the forward.
         fed = self.executor.start(self.state, draft, self.sampler)
         return fed, began, perf_counter()

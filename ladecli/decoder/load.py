@@ -26,7 +26,7 @@ from .model.building import can_run
 from .model.families import ModelFacts, model_facts
 from .model.form_races import Races
 from .model.forward import Forward
-from .model.ops import TorchOps
+from .model.layer import TorchOps
 from .model.own_cache import OwnCache, OwnCacheModel
 from .model.release import apart, give_back
 from .model.stock import StockModel, input_device
@@ -248,7 +248,12 @@ def _forwards(
                 # without.
                 with suppress(Exception):
                     compile_attention(ours, wanted.kernels, wanted.slots)
-            yield ours, _triton_ops() if wanted.kernels else None
+            ops = None
+            if wanted.kernels:
+                from .model.triton_kernels import TritonOps  # it imports triton
+
+                ops = TritonOps()
+            yield ours, ops
             restore(model)  # ours was wrong
     yield StockModel(model, trial.shapes, wanted.attention), None
 
@@ -281,10 +286,3 @@ def _failure(way: Way, trial: Trial, wanted: Wanted) -> str | None:
         if slides and window not in way.forward.sliding_windows:
             why = f"never asked for its sliding window of {window}"
     return why and f"a trial step {why}"
-
-
-def _triton_ops() -> TorchOps:
-    # It imports triton.
-    from .model.triton_kernels import TritonOps
-
-    return TritonOps()

@@ -52,52 +52,46 @@ def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
     return negative.clamp_(min=-_LARGEST).log1p_().neg_().log_().neg_()
 
 
-class GumbelNoise:
-    """The noise of positions to come, as a draft can use it.
+def drawn_probabilities(
+    sampling: SamplingConfig, tokens: Sequence[int], estimates: Sequence[float], position: int
+) -> list[float]:
+    """The probability of each token to be drawn at a position, whose noise is known.
 
     Of tokens with probabilities p at temperature T, the one with the largest p^(1/T) e^noise is
     drawn.  Drafts have estimates of p only, so each token gets its part of the sum of all these.
+
+    Args:
+        sampling: not greedy.
+        tokens: the most probable ones, best first.
+        estimates: of the model's probabilities, descending; other tokens have what is left.
+        position: in the text.
     """
+    power = min(1.0 / max(sampling.temperature, 1e-9), _SHARPEST)
+    weights = [estimate**power for estimate in estimates]
+    rest = max(1.0 - sum(estimates), 0.0) ** power
+    kept = _kept(sampling, weights, rest)
+    if kept < len(weights):
+        weights[kept:], rest = [0.0] * (len(weights) - kept), 0.0
+    factors = _factors(sampling.seed, position, tokens)
+    weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
+    unit = 1.0 / (sum(weights) + rest or 1.0)
+    return [weight * unit for weight in weights]
 
-    def __init__(self, sampling: SamplingConfig) -> None:
-        self._sampling = sampling
-        self._power = min(1.0 / max(sampling.temperature, 1e-9), _SHARPEST)
 
-    def probabilities(
-        self, tokens: Sequence[int], estimates: Sequence[float], position: int
-    ) -> list[float]:
-        """The probability of each token to be drawn at a position.
-
-        Args:
-            tokens: the most probable ones, best first.
-            estimates: of the model's probabilities, descending; other tokens have what is left.
-            position: in the text.
-        """
-        power = self._power
-        weights = [estimate**power for estimate in estimates]
-        rest = max(1.0 - sum(estimates), 0.0) ** power
-        kept = self._kept(weights, rest)
-        if kept < len(weights):
-            weights[kept:], rest = [0.0] * (len(weights) - kept), 0.0
-        factors = _factors(self._sampling.seed, position, tokens)
-        weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
-        unit = 1.0 / (sum(weights) + rest or 1.0)
-        return [weight * unit for weight in weights]
-
-    def _kept(self, weights: Sequence[float], rest: float) -> int:
-        """How many of the first tokens top-k, top-p and min-p keep, judged by their weights."""
-        config, count = self._sampling, len(weights)
-        if 0 < config.top_k < count:
-            count = config.top_k
-        if config.min_p > 0.0:
-            count = min(count, sum(weight >= config.min_p * weights[0] for weight in weights))
-        if config.top_p < 1.0:
-            left = config.top_p * (sum(weights) + rest)
-            for index, weight in enumerate(weights[:count]):
-                if left <= 0.0:
-                    return index
-                left -= weight
-        return count
+def _kept(sampling: SamplingConfig, weights: Sequence[float], rest: float) -> int:
+    """How many of the first tokens top-k, top-p and min-p keep, judged by their weights."""
+    count = len(weights)
+    if 0 < sampling.top_k < count:
+        count = sampling.top_k
+    if sampling.min_p > 0.0:
+        count = min(count, sum(weight >= sampling.min_p * weights[0] for weight in weights))
+    if sampling.top_p < 1.0:
+        left = sampling.top_p * (sum(weights) + rest)
+        for index, weight in enumerate(weights[:count]):
+            if left <= 0.0:
+                return index
+            left -= weight
+    return count
 
 
 def _factors(seed: int, position: int, tokens: Sequence[int]) -> list[float]:

@@ -7,22 +7,19 @@ one token beats the other, and how far forwards of other widths move that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from . import layout
-from .config import PREFILL_CHUNK, SamplingConfig
+from .config import Limits, SamplingConfig
 from .decoder import Decoder
-from .faults import attempt
 from .model.trial import TOLERANCE
 from .noise import gumbel_noise
-from .run.runner import Runner
 from .sampling import LogitsProcessor, choose, processed, restricted
-from .strategy import Draft
+from .strategy import Draft, Room, State, Strategy
 
 SAFETY = 4.0
 """Times the difference seen between a few forwards that one more may differ: it is looked at
@@ -58,8 +55,6 @@ class Rescorer:
 
     def __init__(self, decoder: Decoder, *, quantised: bool = False) -> None:
         self._decoder = decoder
-        # Steps as they are: a captured one gives nothing but the logits of its outputs.
-        self._runner = Runner(decoder.runner.model, decoder.cache)
         self._quantised = quantised
 
     def gap(
@@ -83,25 +78,21 @@ class Rescorer:
         Returns:
             None where memory does not suffice to read the text again.
         """
-        plain_row = attempt(self._plain, text, prompt_length)
-        wide_rows = [attempt(self._wide, text, each) for each in (width, 2 * width)]
-        rows = [row for row in (plain_row, *wide_rows) if row is not None]
-        if len(rows) < 3:
-            return None
+        before = max(len(text) - 1, 1)
+        forwards = (prompt_length, 1), (before, width), (before, 2 * width)
+        rows: list[Tensor] = []
+        for start, each in forwards:
+            if (row := self._logits(text, start, each)) is None:
+                return None
+            rows.append(row)
         scores = [scored(row, text, sampling, processors) for row in rows]
         gaps = [float(score[tokens[0]] - score[tokens[1]]) for score in scores]
         noise = _noise_between(scores, gaps)
-        drawn, start, last = None, scores[0], _as_they_are
-        if not sampling.greedy:
-            ids = torch.arange(len(scores[0]), device=scores[0].device)
-            drawn = gumbel_noise(sampling.seed, [len(text)], ids)[0]
-            if processors:  # a token that they remove can only rise before them
-                start = rows[0].float()
-                last = partial(scored, text=text, sampling=sampling, processors=processors)
+        distances = [_distance(rows[0], text, token, sampling, processors) for token in tokens]
         return LogitGap(
             gap=gaps[0],
             # Plain decoding itself may have chosen what its own forward does not.
-            distance=max(_distance(start, token, sampling, drawn, last) for token in tokens),
+            distance=max(distances),
             noise=noise,
             # Where every step has plain decoding's bits, rounding explains nothing.
             allowed=0.0 if self._decoder.batch_invariant else self._allowed(rows[0], noise),
@@ -123,53 +114,50 @@ class Rescorer:
     ) -> list[float] | None:
         """By token id, how probable plain decoding draws it after a text; None where memory does
         not suffice.  Arguments as for `gap`."""
-        logits = attempt(self._plain, text, prompt_length)
+        logits = self._logits(text, prompt_length)
         if logits is None:
             return None
         scores = restricted(scored(logits, text, sampling, processors)[None], sampling)
         shares: list[float] = scores.double().softmax(dim=-1)[0].tolist()
         return shares
 
-    def _plain(self, text: Sequence[int], prompt_length: int) -> Tensor:
-        """Logits after the text, as plain decoding has them: one token a step."""
-        start, boundary = prompt_length, self._decoder.local.facts.rope_boundary
-        if boundary is not None and prompt_length <= boundary < len(text):
-            start = boundary + 1  # there all of it is read again
+    def _logits(self, text: Sequence[int], start: int, width: int = 1) -> Tensor | None:
+        """Logits after a text, float32 [vocabulary]; None where memory does not suffice.
+
+        Args:
+            text: made to be decoded again, token for token.
+            start: tokens of it that are read as a prompt.
+            width: of the steps that decode the others.
+        """
+        logits: Tensor | None = None
+
+        def follow(ids: Tensor, scores: Tensor) -> Tensor:
+            nonlocal logits
+            length = ids.shape[1]
+            if length == len(text):
+                logits = scores[0].clone()
+                return scores
+            forced = torch.full_like(scores, -math.inf)
+            forced[0, text[length]] = 0.0
+            return forced
+
+        limits = Limits(len(text) - start + 1)
         try:
-            self._read(text, start)
-            for end in range(start, len(text) + 1):
-                logits = self._step(text, end, 1)
-            return logits
+            deque(self._decoder.generate(text[:start], _Padded(width), None, limits, [follow]), 0)
         finally:
             self._decoder.forget()
+        return logits
 
-    def _wide(self, text: Sequence[int], width: int) -> Tensor:
-        """Logits after the text, all of which but the last token is read at once."""
-        try:
-            self._read(text, len(text))
-            return self._step(text, len(text), width)
-        finally:
-            self._decoder.forget()
 
-    def _read(self, text: Sequence[int], end: int) -> None:
-        """Feed all but the last of the first `end` tokens of a text to the cache, emptied first."""
-        self._decoder.forget()
-        cache, boundary = self._decoder.cache, self._decoder.local.facts.rope_boundary
-        anchor = len(text) - 1 if boundary is not None and len(text) > boundary else None
-        while (start := cache.length) < end - 1:
-            tokens = text[start : min(start + PREFILL_CHUNK, end - 1)]
-            self._runner.run(layout.build_chunk(tokens, start, anchor))
-            cache.keep(range(len(tokens)))
+class _Padded(Strategy):
+    """Plain decoding in steps that are padded to a width."""
 
-    def _step(self, text: Sequence[int], end: int, width: int) -> Tensor:
-        """Float32 logits after the first `end` tokens, by a step of some width, which is kept."""
-        cache = self._decoder.cache
-        start = cache.length
-        if self._runner.model.drafts != "trees":
-            width = 1  # padding would become part of the text
-        logits = self._runner.run(layout.build(text[start:end], start, Draft(width=width)))
-        cache.keep(range(end - start))
-        return logits[0].float()
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def propose(self, state: State, room: Room) -> Draft:
+        """No candidates."""
+        return Draft(width=self._width)
 
 
 def _noise_between(scores: Sequence[Tensor], gaps: Sequence[float]) -> float:
@@ -186,34 +174,33 @@ def _noise_between(scores: Sequence[Tensor], gaps: Sequence[float]) -> float:
     return noise
 
 
-def _as_they_are(logits: Tensor) -> Tensor:
-    return logits
-
-
 def _distance(
     logits: Tensor,
+    text: Sequence[int],
     token: int,
     sampling: SamplingConfig,
-    noise: Tensor | None,
-    last: Callable[[Tensor], Tensor],
+    processors: Sequence[LogitsProcessor],
 ) -> float:
-    """How far the logit of one token must rise for it to be chosen: to pass the best one, and to
-    be left in by top-k, top-p and min-p.
+    """How far the logit of one token must rise for it to be chosen after a text: to pass the best
+    one, and to be left in by processors, top-k, top-p and min-p.
 
     Args:
-        logits: float32 [vocabulary].
+        logits: [vocabulary], before processors.
+        text: that they follow.
         token: its id.
-        sampling: how tokens are chosen.
-        noise: Gumbel noise of the position; None for greedy.
-        last: what happens to the risen logits before one is chosen.
+        sampling, processors: how tokens are chosen.
     """
-    if noise is None:
-        return float(logits.max() - logits[token])
+    if sampling.greedy:
+        scores = scored(logits, text, sampling, processors)
+        return float(scores.max() - scores[token])
+    ids = torch.arange(len(logits), device=logits.device)
+    noise = gumbel_noise(sampling.seed, [len(text)], ids)
 
     def chosen(rise: float) -> bool:
-        raised = logits.clone()
+        raised = logits.float().clone()
         raised[token] += rise
-        return int(choose(last(raised)[None], sampling, noise)) == token
+        scores = scored(raised, text, sampling, processors)
+        return int(choose(scores[None], sampling, noise)) == token
 
     if chosen(0.0):
         return 0.0

@@ -245,15 +245,14 @@ class Sampler:
         # Gumbel noise by position, kept for the steps that may need it again.
         self._noise: dict[int, Tensor] = {}
         self._text: list[int] = []
-        self._seen: dict[int, None] = {}
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Note tokens that joined the text."""
         self._text += tokens
-        self._seen.update(dict.fromkeys(tokens))
         if not self._greedy:
             self._noise = {p: noise for p, noise in self._noise.items() if p >= len(self._text)}
 
+    @torch.inference_mode()
     def read(self, logits: Tensor, layout: StepLayout, draft: Draft) -> Callable[[], StepResult]:
         """Read out a step: launch all that there is to compute; what is returned waits for it, and
         walks down the tree.
@@ -316,7 +315,7 @@ class Sampler:
         return StepResult(nodes, tokens, best, found)
 
     def _penalized(self, logits: Tensor, layout: StepLayout) -> Tensor:
-        text = to_device([*self._seen], logits.device)
+        text = to_device([*{*self._text}], logits.device)
         paths = to_device(layout.paths(), logits.device)
         seen = torch.cat((text.expand(len(logits), -1), paths), dim=1)
         return penalize_(logits.float(), seen, self.config.repetition_penalty)

@@ -17,7 +17,7 @@ import torch
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
-from ladecli.decoder.errors import RankError
+from ladecli.decoder.errors import NoMemoryError, RankError
 from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
@@ -324,15 +324,22 @@ def test_memory_that_runs_out_on_one_rank_narrows_the_steps_of_all(bad: list[int
     assert narrowed[0] == narrowed[1] != []
 
 
-@pytest.mark.parametrize("at", [0, 2])
-def test_a_rank_without_memory_for_any_step_ends_the_text_on_all(at: int) -> None:
+def out_of_memory_from(at: int) -> list[list[Event]]:
+    """Answers of three ranks, one of which has no memory for any forward from some number on."""
+
     def one(transport: Threads) -> list[Event]:
         full = transport.rank == 1
         fails = raises(torch.OutOfMemoryError, lambda n, _: full and n >= at)
         return together(transport, before=fails)
 
-    for events in simulate(3, one):
+    return simulate(3, one)
+
+
+def test_a_rank_without_memory_for_any_step_ends_the_text_on_all() -> None:
+    for events in out_of_memory_from(2):
         assert events[-1] == Finished("memory")
         found = ids_of(events)
-        assert found == expected()[: len(found)]
-        assert bool(found) == (at > 0)
+        assert found == expected()[: len(found)] != []
+    # Not even for a part of the prompt.
+    with pytest.raises(NoMemoryError):
+        out_of_memory_from(0)

@@ -7,18 +7,14 @@ import ctypes
 import errno
 import mmap
 import os
-import sys
 import warnings
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder import kv_cache
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
 
@@ -127,36 +123,6 @@ def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
         whole = -(-most // GROWTH) * GROWTH
         assert sizes[-1] == whole
         assert sizes[-2] <= max(0.6 * whole, GROWTH)
-
-
-def test_ctrl_c_while_it_grows_leaves_it_valid() -> None:
-    tracing, interrupted = sys.gettrace(), True
-    line = 0
-    while interrupted:
-        cache, left, line = KVCache(ALIKE), line + 1, line + 1
-        write(cache, [1, 2, 3])
-        cache.keep(range(3))
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal left
-            if frame.f_code.co_filename == kv_cache.__file__ and event == "line":
-                left -= 1
-                if left == 0:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            cache.reserve(3 * GROWTH)
-            interrupted = False
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(tracing)
-        write(cache, [9, 4])
-        cache.keep([1])
-        assert contents(cache) == [1, 2, 3, 4]
-    assert line > 10
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -93,12 +93,13 @@ def test_rounding_explains_a_near_tie() -> None:
     """Two tokens a hair apart, and forwards that differ by a hair."""
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
     rescorer = Rescorer(decoder)
-    shares = rescorer.probabilities(prompt, len(prompt), SamplingConfig(temperature=1.0))
+    known = len(prompt) - 1  # so that plain decoding feeds the last token alone
+    shares = rescorer.probabilities(prompt, known, SamplingConfig(temperature=1.0))
     best, second = torch.tensor(shares).topk(2).indices.tolist()
-    sharp = rescorer.gap(prompt, len(prompt), (best, second), 30, GREEDY)
+    sharp = rescorer.gap(prompt, known, (best, second), 30, GREEDY)
     assert not sharp.explained
     add_noise(decoder, 1e-5, second)
-    noisy = Rescorer(decoder).gap(prompt, len(prompt), (best, second), 30, GREEDY)
+    noisy = Rescorer(decoder).gap(prompt, known, (best, second), 30, GREEDY)
     assert noisy.noise == pytest.approx(1e-5, rel=0.5)
     assert noisy.allowed > sharp.allowed
 

@@ -20,7 +20,7 @@ from transformers import (
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.errors import NaNLogitsError
-from ladecli.decoder.noise import GumbelNoise, gumbel_noise
+from ladecli.decoder.noise import drawn_probabilities, gumbel_noise
 from ladecli.decoder.sampling import (
     SHORTLIST,
     choose,
@@ -128,22 +128,21 @@ def test_noise_depends_on_seed_and_position_only() -> None:
     ],
 )
 def test_probabilities_given_the_noise_are_those_of_the_draw(config: SamplingConfig) -> None:
-    known = GumbelNoise(config)
     for position, logits in enumerate(random_logits(20, 12, scale=2.0)):
         shares, tokens = logits.softmax(-1).sort(descending=True)
         noisy = restricted(logits[None], config) + noise_at(config.seed, [position], 12)
-        found = known.probabilities(tokens.tolist(), shares.tolist(), position)
+        found = drawn_probabilities(config, tokens.tolist(), shares.tolist(), position)
         torch.testing.assert_close(
             torch.tensor(found), noisy.softmax(-1)[0, tokens], rtol=1e-4, atol=1e-6
         )
 
 
 def test_noise_of_a_few_tokens() -> None:
-    assert GumbelNoise(SamplingConfig(temperature=1.0, min_p=0.1)).probabilities([], [], 0) == []
-    cold, vague = (GumbelNoise(SamplingConfig(temperature=t, seed=1)) for t in (1e-9, 1.0))
-    assert cold.probabilities([5, 6], [0.9, 0.05], 7)[0] > 0.999
+    assert drawn_probabilities(SamplingConfig(temperature=1.0, min_p=0.1), [], [], 0) == []
+    cold, vague = (SamplingConfig(temperature=t, seed=1) for t in (1e-9, 1.0))
+    assert drawn_probabilities(cold, [5, 6], [0.9, 0.05], 7)[0] > 0.999
     # Estimates may have a sum above 1.
-    assert sum(vague.probabilities([5, 6], [1.5, 0.9], 7)) == pytest.approx(1.0)
+    assert sum(drawn_probabilities(vague, [5, 6], [1.5, 0.9], 7)) == pytest.approx(1.0)
 
 
 COUNT = 4000
@@ -162,26 +161,6 @@ def test_noise_follows_gumbels_distribution(numbers: Tensor) -> None:
     assert numbers.isfinite().all()
     assert stats.kstest(numbers.numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
     assert abs(stats.pearsonr(numbers[:-1].numpy(), numbers[1:].numpy()).statistic) < 0.06
-
-
-def test_tokens_are_drawn_with_their_probabilities() -> None:
-    """8,000 draws at consecutive positions of one seed, as a long text takes them."""
-    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025])
-    config, draws = SamplingConfig(temperature=1.0, seed=3), noise_at(3, range(8_000), 5)
-    tokens = choose(probabilities.log().expand(8_000, -1), config, draws)
-    counts = torch.bincount(tokens, minlength=5)
-    assert stats.chisquare(counts.numpy(), 8_000 * probabilities.numpy()).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "temperature": 1.4}], ids=str
-)
-def test_a_batch_of_rows_is_chosen_as_row_by_row(settings: dict[str, Any]) -> None:
-    logits, noise = random_logits(7, 300), noise_at(2, range(7), 300)
-    config = SamplingConfig(**{"temperature": 0.8} | settings)
-    alone = [choose(logits[i : i + 1], config, noise[i : i + 1]).item() for i in range(7)]
-    assert choose(logits, config, noise).tolist() == alone
-    assert choose(logits, SamplingConfig(), None).tolist() == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
@@ -236,15 +215,6 @@ def test_sampled_text_has_the_models_distribution() -> None:
         statistic += float(((row[possible] - scaled) ** 2 / scaled).sum())
     freedom = int((probabilities > 0).sum()) - tokens
     assert stats.chi2.sf(statistic, freedom) > 1e-3
-
-
-@pytest.mark.parametrize("strategy", ["lookahead", "prompt-lookup", "jacobi"])
-def test_sampled_text_is_that_of_plain_decoding_where_drafts_are_accepted(strategy: str) -> None:
-    decoder = decoder_with(Markov(random_logits(6, 6, seed=4, scale=1.5)))
-    sampling, limits = SamplingConfig(temperature=0.7, top_k=5, seed=1), Limits(200)
-    events = run(decoder, [0], strategy, LookaheadConfig(3, 3, 3), sampling, limits)
-    assert ids_of(events) == ids_of(run(decoder, [0], sampling=sampling, limits=limits))
-    assert sum(token.source is not None for token in tokens_of(events)) > 200 / 20
 
 
 # Reading out a step.

@@ -20,8 +20,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..tree import TokenTree
-    from .bigrams import Bigrams
 
 Row: TypeAlias = "dict[int, float]"
 Table: TypeAlias = "dict[int, Row]"
@@ -55,6 +57,8 @@ PRIOR_ROWS = 12
 """Rows that the prior learns at once, since ranking takes time."""
 PRIOR_DECAY = 0.95
 """What the prior keeps when it learns another row."""
+BIGRAMS = 6
+"""Successors of a single token that are known of a model before any text."""
 BIGRAM_SHARE = 0.7
 """What a new token's bigrams get; the prior has the rest."""
 DECAY = 0.7
@@ -82,6 +86,21 @@ CALIBRATION_PRIOR = 2.0
 """Expected hits at which a record counts as much as no correction."""
 MAX_CALIBRATION = 3.0
 """The most by which a record raises probabilities."""
+
+
+class Bigrams(NamedTuple):
+    """The successors of the tokens 0 to n - 1, best first."""
+
+    ids: NDArray[np.int32]
+    """[n, `BIGRAMS`]."""
+    shares: NDArray[np.float16]
+    """Their probabilities."""
+
+    def after(self, token: int) -> dict[int, float]:
+        """The successors of a token with their probabilities; none of one that is not known."""
+        if token >= len(self.ids):
+            return {}
+        return dict(zip(self.ids[token].tolist(), self.shares[token].tolist(), strict=True))
 
 
 class RepeatedSpan(NamedTuple):

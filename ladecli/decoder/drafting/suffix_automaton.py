@@ -17,7 +17,7 @@ class SuffixAutomaton:
         tokens: the text so far; append to it with `extend` only.
     """
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         # By state: where each next token leads, the state of its longest suffix that ends at
         # more places, the length of its longest substring, and the first index where it ends.
@@ -26,8 +26,6 @@ class SuffixAutomaton:
         self._length = [0]
         self._end = [-1]
         self._last = 0
-        for token in tokens:
-            self.extend(token)
 
     def __len__(self) -> int:
         return len(self.tokens)

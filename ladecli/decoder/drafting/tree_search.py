@@ -16,7 +16,8 @@ from bisect import insort
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from ..noise import GumbelNoise
+from ..config import SamplingConfig
+from ..noise import drawn_probabilities
 from ..step_cost import CostCurve
 from ..tree import ROOT, TokenTree
 from .ngram_model import (
@@ -53,7 +54,7 @@ class TreeSearch:
         model: says what may follow.
         text: ends with the current token; the last four tokens count.
         span: a passage that the text may be repeating.
-        noise: with which the next tokens are drawn; None for greedy.
+        sampling: how the next tokens are drawn; None for greedy.
 
     Attributes:
         looked_up: by node + 1, so that 0 is the current token, the successors of the nodes of which
@@ -65,11 +66,11 @@ class TreeSearch:
         model: NgramModel,
         text: Sequence[int],
         span: RepeatedSpan | None = None,
-        noise: GumbelNoise | None = None,
+        sampling: SamplingConfig | None = None,
     ) -> None:
         self.looked_up: dict[int, Ranked] = {}
         self._look_up = model.look_up
-        self._noise = noise
+        self._sampling = sampling
         self._length = len(text)
         self._span = span
         # By node + 1, the current token first; `_contexts` of nodes that may be looked up only.
@@ -160,20 +161,20 @@ class TreeSearch:
             repeated = span.tokens[span.start + level], span.probability
         # All successors of the root are wanted: calibration compares them even if they do not pay.
         floor = floor / self._probabilities[node] if node else 0.0
-        if self._noise is None:
+        if self._sampling is None:
             found = self._look_up(self._contexts[node], floor, repeated)
         else:
             # With noise, a low-probability token can still be drawn, so nothing is cut off.
             found = self._look_up(self._contexts[node], 0.0, repeated)
-            found = _drawn(found, self._noise, self._length + level, floor)
+            found = _drawn(found, self._sampling, self._length + level, floor)
         self.looked_up[node] = found = found[:MAX_CHILDREN]
         return found
 
 
-def _drawn(found: Ranked, noise: GumbelNoise, position: int, floor: float) -> Ranked:
+def _drawn(found: Ranked, sampling: SamplingConfig, position: int, floor: float) -> Ranked:
     """Successors whose probabilities to be drawn at a position exceed `floor`, best first."""
     tokens, probabilities = [token for _, token, _ in found], [p for p, _, _ in found]
-    drawn = noise.probabilities(tokens, probabilities, position)
+    drawn = drawn_probabilities(sampling, tokens, probabilities, position)
     ranked = [
         (probability, token, kind)
         for probability, (_, token, kind) in zip(drawn, found, strict=True)

@@ -1,7 +1,7 @@
 """Asks a model what it expects after single tokens, many of them in a step.
 
 Tokenizers number common tokens first: some thousands do, where Stewart et al. (see
-`drafting.bigrams`) ask about the whole vocabulary.
+`drafting.ngram_model`) ask about the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from .. import layout
-from ..drafting.bigrams import SUCCESSORS, Bigrams
+from ..drafting.ngram_model import BIGRAMS, Bigrams
 from ..faults import attempt
 from ..strategy import Draft
 from ..transfer import to_host
@@ -34,7 +34,7 @@ ROWS = 16
 
 def nothing() -> Bigrams:
     """What is known of a model that was never asked."""
-    return Bigrams(np.empty((0, SUCCESSORS), np.int32), np.empty((0, SUCCESSORS), np.float16))
+    return Bigrams(np.empty((0, BIGRAMS), np.int32), np.empty((0, BIGRAMS), np.float16))
 
 
 def fingerprint(model: Any) -> str | None:
@@ -44,11 +44,6 @@ def fingerprint(model: Any) -> str | None:
     if any(each.is_meta for each in weights) or type(weight) not in (Tensor, nn.Parameter):
         return None
     return hashlib.sha256(weight[:ROWS].detach().float().cpu().numpy().tobytes()).hexdigest()[:16]
-
-
-def can_ask(decoder: Decoder) -> bool:
-    """Whether steps can hold rival continuations."""
-    return decoder.runner.model.drafts == "trees"
 
 
 def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds: float) -> Bigrams:
@@ -64,7 +59,7 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
     """
     runner, done = decoder.runner, len(known.ids)
     wanted = min(decoder.facts.vocabulary, TOKENS)
-    if not can_ask(decoder) or done >= wanted or not seconds:
+    if runner.model.drafts != "trees" or done >= wanted or not seconds:
         return known
     *before, last = start
     ids, shares, count = [known.ids], [known.shares], FIRST
@@ -83,7 +78,7 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
             logits = attempt(runner.run, step)
             if logits is None:
                 break
-            best, probabilities = to_host(*runner.most_probable(logits[1:], SUCCESSORS))()
+            best, probabilities = to_host(*runner.most_probable(logits[1:], BIGRAMS))()
             if not np.isfinite(probabilities).all():
                 break
             ids.append(np.array(best, np.int32))

@@ -4,8 +4,8 @@ A small step is hundreds of kernels, which the host takes longer to launch one b
 GPU to run.  So a step is padded to one of a few widths, and the whole forward of that width is
 captured when it is first needed.  Addresses, shapes and what Python decided on the way are fixed
 then; tokens, positions, mask and the length of the text are read from one buffer on the device.
-Prompt chunks and very wide steps run as those of `Runner`; so do steps of a width that memory does
-not suffice to capture, and everything once another capture has failed twice.
+Prompt chunks and very wide steps run as those of `Runner`; so do steps of a width that cannot be
+captured.
 """
 
 from __future__ import annotations
@@ -243,8 +243,10 @@ class CudaGraphs(Runner):
         capture: captures work; None for CUDA graphs on the model's device.
 
     Attributes:
-        given_up: why steps, or those of some width, are not captured any more, or None.
+        given_up: why steps of some width are not captured, the first one's reason, or None.
     """
+
+    captures = True
 
     def __init__(
         self,
@@ -256,13 +258,12 @@ class CudaGraphs(Runner):
         capture: Capture | None = None,
     ) -> None:
         super().__init__(model, cache)
-        self.captures = True
         self.given_up: str | None = None
         self._facts = facts
         self._max_context = max_context
         self._capture = capture or GraphCapture(self.device)
         self._steps: OrderedDict[Kind, CapturedStep] = OrderedDict()
-        self._too_large: set[int] = set()  # widths that memory does not suffice for
+        self._uncaptured: set[int] = set()  # widths whose capture has failed
         self._inputs: dict[int, StaticInputs] = {}
         # By rows: each is read before the next step is launched, so that steps can share it.
         self._logits: dict[int, Tensor] = {}
@@ -270,10 +271,10 @@ class CudaGraphs(Runner):
 
     def widths(self, limit: int) -> Sequence[int]:
         """See `Runner`."""
-        if not self.captures:
-            return ()
         widths = *(width for width in CAPTURED_WIDTHS if width < limit), limit
-        return [each for each in widths if each == 1 or captured_width(each) not in self._too_large]
+        return [
+            each for each in widths if each == 1 or captured_width(each) not in self._uncaptured
+        ]
 
     @torch.inference_mode()
     def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
@@ -284,12 +285,12 @@ class CudaGraphs(Runner):
         """
         width = captured_width(len(layout.tokens))
         fits = layout.pending <= MOST_PENDING and width <= PREFILL_CHUNK
-        if not (self.captures and fits) or width in self._too_large:
+        if not fits or width in self._uncaptured:
             return super().start(layout, read)
         kind = self._kind(layout, width)
         step = self._steps.get(kind)
         if step is None:
-            return partial(self._read_out, partial(self._capture_and_run, kind), layout, read)
+            return lambda: read(self._capture_and_run(kind, layout))()
         self._steps.move_to_end(kind)
         return read(self._launch(step, layout))
 
@@ -324,33 +325,26 @@ class CudaGraphs(Runner):
         step.replay()
         return _rows(step.logits, layout.outputs)
 
-    def _capture_and_run(self, kind: Kind, layout: StepLayout) -> Tensor:
-        why = self._failure(kind, layout)
-        if why is not None and kind.width not in self._too_large:
-            # Another thread may have broken it: once more.
-            why = self._failure(kind, layout)
-        if why is not None:
-            self.given_up, steps = why, f"steps of {kind.width} tokens"
-            if kind.width not in self._too_large:
-                self.captures, steps = False, "steps"
-                self.forget()
-            self.notices.append(f"{steps} run without CUDA graphs, and slower: {why}")
-            return self.run(layout)
-        self.graphs_made += 1
-        while len(self._steps) > MOST_GRAPHS:
-            self._steps.popitem(last=False)
-        return self._launch(self._steps[kind], layout)
-
-    def _failure(self, kind: Kind, layout: StepLayout) -> str | None:
-        """Capture a step; why it cannot be, or None.  Not the error: that holds tensors."""
+    @torch.inference_mode()
+    def _capture_and_run(self, kind: Kind, layout: StepLayout, *, again: bool = True) -> Tensor:
         try:
             self._steps[kind] = self._make(kind, layout)
         except Exception as error:
             check_alive(self.device, error)
-            if is_out_of_memory(error):
-                self._too_large.add(kind.width)
-            return reason_of(error)
-        return None
+            why, again = reason_of(error), again and not is_out_of_memory(error)
+        else:
+            self.graphs_made += 1
+            while len(self._steps) > MOST_GRAPHS:
+                self._steps.popitem(last=False)
+            return self._launch(self._steps[kind], layout)
+        # Here the error is gone, with the tensors that it held.
+        if again:  # another thread may have broken the capture
+            return self._capture_and_run(kind, layout, again=False)
+        self._uncaptured.add(kind.width)
+        if self.given_up is None:
+            self.given_up = why
+            self.notices.append(f"some steps run without CUDA graphs, and slower: {why}")
+        return self.run(layout)
 
     def _make(self, kind: Kind, layout: StepLayout) -> CapturedStep:
         if kind.width not in self._inputs:

@@ -1,7 +1,7 @@
 """An executor runs the steps of a text: what the loop asks of it, and how one process answers.
 
 The loop does not know how steps are run.  `Executor` runs them in this process, captured or not,
-by what its runner does; `chained` does so with a cache that cannot hold rival continuations; those
+by what its runner does; `Chained` does so with a cache that cannot hold rival continuations; those
 of `ranks` share each step with other processes.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,7 +22,12 @@ from ..faults import attempt, check_alive
 from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State, StepResult
+from ..tree import TokenTree
 from .runner import Runner
+
+MOST_FED_AGAIN = 16
+"""Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
+drafts are not accepted whole."""
 
 
 class Stopped(Exception):
@@ -61,12 +66,14 @@ class Executor:
 
     Attributes:
         cache: holds the committed tokens, as far as they were computed here.
+        overlaps: whether a step runs on after `start`, so that the host may do something else.
     """
 
-    retries = True  # whether a forward that memory does not suffice for is tried again smaller
+    # Whether a step, or a chunk of the prompt, that memory does not suffice for is tried smaller.
+    retries_steps = retries_chunks = True
 
     def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
-        self.runner, self.cache = runner, runner.cache
+        self.runner, self.cache, self.overlaps = runner, runner.cache, runner.captures
         self.facts, self.max_context, self.chunk = facts, max_context, chunk
         # What memory was found to suffice for in this text: pending tokens of a forward, and the
         # other tokens of a step.
@@ -75,11 +82,6 @@ class Executor:
         # The step under way; no result where memory did not suffice to start it.
         self._layout = layout.NOTHING
         self._result: Callable[[], StepResult] | None = None
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether a step runs on after `start`, so that the host may do something else."""
-        return self.runner.captures
 
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """Begin with a text, whose start may be in the cache.
@@ -91,13 +93,10 @@ class Executor:
         # Anew for every text: one bad moment would slow a whole session down.
         self._most_pending, self._widest = self.chunk, sys.maxsize
         self._invalidate_on_rope_change(len(state.tokens))
-        slots = min(state.end, 2 * len(state.tokens))
         if self.runner.device.type == "cpu":
-            # Slots that nobody writes to take no memory there; those of a longer text still do.
-            if not self.cache.length:
-                self.cache.release()
-            # Where it grows later, the old cache and the new one are there together.
-            attempt(self.cache.reserve, slots)
+            # Slots that nobody writes to take no memory there.  Where it grows later, the old cache
+            # and the new one are there together.
+            attempt(self.cache.reserve, min(state.end, 2 * len(state.tokens)))
 
     def prefill(self, state: State) -> Generator[PromptRead]:
         """Feed what the cache lacks of the text in chunks, but for what the next step takes along.
@@ -105,31 +104,26 @@ class Executor:
         That is the prompt; and the whole text where it grows beyond the boundary at which rotary
         frequencies change, because the cached keys were turned by those of short texts.  Then
         all ranks lack the same tokens, and wait for one another before every chunk, so that any
-        of them can end it.
+        of them can end it; none of them may try a smaller one.
         """
         self._has_read = True
-        total, most, cache = len(state.tokens), self.chunk, self.cache
+        total, cache = len(state.tokens), self.cache
         if total - cache.length == 1 and self.facts.rope_boundary is None:
             return  # all but the current token is there, as before most steps
         alike = self._invalidate_on_rope_change(total) or total == state.prompt_length
-        # Where ranks meet: the starts of the chunks that each has while memory suffices.  One with
-        # smaller chunks meets the others at these only; so does one that gives up, or they would
-        # wait for it forever.
-        starts = deque(range(cache.length, total - most, most) if alike else ())
         # A token that no other one sees makes the model use long frequencies for short positions.
         anchor = total - 1 if cache.long_keys else None
         began = time.perf_counter()
         while total - cache.length > self._most_pending:
-            start = cache.length
-            if starts and start == starts[0]:
+            if alike:
                 self._sync()
-                starts.popleft()
-            end = min(start + self._most_pending, starts[0] if starts else total)
-            chunk = layout.build_chunk(state.tokens[start:end], start, anchor)
+            start = cache.length
+            tokens = state.tokens[start : start + self._most_pending]
+            chunk = layout.build_chunk(tokens, start, anchor)
             if attempt(self.runner.run, chunk) is None:
-                if not self.narrow(TooWide(end - start)):
-                    for _ in starts:
-                        self._sync()
+                if not self.retries_chunks:
+                    raise NoMemoryError
+                if not self.narrow(TooWide(chunk.pending)):
                     self._has_read = False
                     return
                 continue
@@ -188,7 +182,7 @@ class Executor:
             found, memory = None, False
         if found is not None:
             return found
-        if memory and not self.retries:
+        if memory and not self.retries_steps:
             raise NoMemoryError
         self.cache.keep(())  # a model's own may hold the step already
         return TooWide(pending, width, memory)
@@ -199,11 +193,7 @@ class Executor:
         Returns:
             Tokens that a step may have then, as in `Room`; 0 where nothing smaller is left to try.
 
-        Raises:
-            NoMemoryError: smaller forwards may not be tried.
         """
-        if short.memory and not self.retries:
-            raise NoMemoryError
         if short.memory and short.pending > short.width:
             self._most_pending = short.pending // 2
         elif short.width > 1:
@@ -227,3 +217,30 @@ class Executor:
     def leave(self, why: BaseException) -> None:
         """The text is given up; raises `DeviceLostError` where that is because of a fault."""
         check_alive(self.runner.device, why)
+
+
+class Chained(Executor):
+    """Runs steps of a model with a cache of its own, which holds one continuation of the text.
+
+    Where a chain of drafts is not accepted whole, the cache is put back to where it was before the
+    step, and the accepted tokens are fed again with the next one.
+    """
+
+    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
+        """See `Executor`."""
+        super().begin(state, fingerprint)
+        if self.runner.model.drafts == "none":
+            self._widest = 1
+
+    def room(self, state: State) -> Room:
+        """See `Executor`: only a chain can be verified."""
+        begins = len(state.tokens) == state.prompt_length
+        load = 1 if begins else len(state.tokens) - self.cache.length
+        return replace(super().room(state), loads=(load,), branches=False)
+
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
+        """See `Executor`."""
+        # A step without drafts is accepted whole, so that nothing of it is fed again.
+        again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN
+        tree = TokenTree() if again else draft.tree
+        return super().start(state, replace(draft, tree=tree, window=None, width=1), sampler)

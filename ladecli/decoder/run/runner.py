@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +27,7 @@ SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.M
 T = TypeVar("T")
 Read = Callable[[Tensor], Callable[[], T]]
 """Launches what is to be found out of the logits of a step's outputs, [outputs, vocabulary], which
-may be on their way yet; what it returns waits for that.  Called in inference mode."""
+may be on their way yet; what it returns waits for that."""
 
 
 def whole(logits: Tensor) -> Callable[[], Tensor]:
@@ -69,13 +68,7 @@ class Runner:
 
         Here nothing happens before the result is asked for.
         """
-        return partial(self._read_out, self.run, layout, read)
-
-    @torch.inference_mode()
-    def _read_out(
-        self, run: Callable[[StepLayout], Tensor], layout: StepLayout, read: Read[T]
-    ) -> T:
-        return read(run(layout))()
+        return lambda: read(self.run(layout))()
 
     @torch.inference_mode()
     def run(self, layout: StepLayout) -> Tensor:

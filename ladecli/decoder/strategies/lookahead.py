@@ -7,12 +7,11 @@ of Jacobi iterations runs beside the tree at its full width.
 
 from __future__ import annotations
 
-from ..config import LookaheadConfig
+from ..config import LookaheadConfig, SamplingConfig
 from ..drafting.ngram_model import MAX_CHILDREN, MAX_SUCCESSORS, SAMPLED_SUCCESSORS, Ranked
-from ..drafting.sources.source import Observation
+from ..drafting.sources import Observation
 from ..drafting.store import DraftStore
 from ..drafting.tree_search import EXPLORATION, TreeSearch
-from ..noise import GumbelNoise
 from ..step_cost import CostCurve, fitting
 from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..window import LookaheadWindow, WindowBlock
@@ -30,7 +29,7 @@ class Lookahead(Strategy):
         named = store.sources.items()
         self._sources = [source for name, source in named if name in config.sources]
         self._successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
-        self._noise: GumbelNoise | None = None
+        self._sampling: SamplingConfig | None = None  # where tokens are drawn
         self._window: LookaheadWindow | None = None
         # Of the draft under way: what its step costs, and what its tree was grown from.
         self._curve = CostCurve((1.0,), (0.0,))
@@ -41,7 +40,7 @@ class Lookahead(Strategy):
         """Start the window with tokens of the prompt, and learn the prompt."""
         config = self._config
         if not state.sampling.greedy:
-            self._noise = GumbelNoise(state.sampling)
+            self._sampling = state.sampling
             self._successors = SAMPLED_SUCCESSORS if self._successors else 0
         if "trajectory" in config.sources:
             self._window = LookaheadWindow(config.window, config.ngram, state.tokens)
@@ -69,7 +68,7 @@ class Lookahead(Strategy):
             len(state.tokens), base, places - cells, config.widths, len(loads), max(loads)
         )
         span = store.context.repeated_span() if "context" in config.sources else None
-        search = TreeSearch(store.model, state.tokens, span, self._noise)
+        search = TreeSearch(store.model, state.tokens, span, self._sampling)
         # Without recycled successors the logits of a node teach nothing.
         explores = self._successors and store.budget.may_explore
         tree = search.grow(

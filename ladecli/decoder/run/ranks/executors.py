@@ -48,6 +48,8 @@ class Ranks(Executor):
         ConfigError: the model verifies one continuation at a time.
     """
 
+    retries_chunks = False
+
     def __init__(self, local: Executor, transport: DistributedTransport) -> None:
         super().__init__(local.runner, local.facts, local.max_context, local.chunk)
         if local.runner.model.drafts != "trees":
@@ -198,7 +200,7 @@ class TensorParallel(Ranks):
         ConfigError: steps are captured.
     """
 
-    retries = False
+    retries_steps = False
 
     def __init__(self, local: Executor, transport: DistributedTransport) -> None:
         if local.overlaps:

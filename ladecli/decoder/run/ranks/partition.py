@@ -58,8 +58,7 @@ def partition(draft: Draft, loads: Sequence[int]) -> tuple[Draft, list[Share]]:
         cuts, left = _cuts(draft.window, walk, loads, draft.limit)
 
     cells = len(draft.window.tokens) if draft.window else 0
-    evenly = -(-(sum(loads) + len(draft.tree) + cells) // len(loads))
-    low = max(*loads, evenly, max(draft.tree.depths, default=0) + min(loads))
+    low = max(loads)
     widths = range(low, min(draft.limit, low + len(draft.tree) + cells))
     best = bisect_left(widths, True, key=lambda w: not _cuts(draft.window, walk, loads, w)[1])
     if best < len(widths):

@@ -1,14 +1,20 @@
-"""The source `context`: all texts, and the longest passage that the end of the text repeats."""
+"""The sources of drafts, which turn what a step showed into evidence for the n-gram model.
+
+A new one is a class here, and a row of `SOURCES`.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...tree import common_prefix
-from ..ngram_model import ORDER, NgramModel, RepeatedSpan
-from ..suffix_automaton import SuffixAutomaton
-from .source import Observation, Source
+from ..tree import common_prefix
+from .ngram_model import ORDER, NgramModel, RepeatedSpan, Row
+from .suffix_automaton import SuffixAutomaton
+
+if TYPE_CHECKING:
+    from ..tree import TokenTree
 
 BOUNDARY = -1
 """Separates texts that do not continue one another."""
@@ -24,6 +30,39 @@ PRIOR_TRIALS = 8.0
 """Trials at which a record counts as much as the prior."""
 RECORD_DECAY = 0.98
 """What a record keeps when it is tried again."""
+
+
+class Observation(NamedTuple):
+    """What a step showed."""
+
+    text: Sequence[int]
+    """Prompt and committed tokens, those of this step included."""
+    new: int
+    """Tokens that the step committed."""
+    tree: TokenTree
+    """The candidates that were verified, after the text without the new tokens."""
+    successors: Sequence[Row]
+    """The model's most probable tokens with their probabilities, after the text without the new
+    tokens and then after each candidate; empty where the step did not ask for them."""
+    ngrams: Sequence[Sequence[int]]
+    """Those that the lookahead window closed."""
+
+
+class Source:
+    """Turns what a step showed into evidence for the n-gram model.
+
+    Attributes:
+        model: learns the evidence.
+    """
+
+    def __init__(self, model: NgramModel) -> None:
+        self.model = model
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A generation starts."""
+
+    def learn(self, step: Observation) -> None:
+        """A step is over."""
 
 
 class ContextSource(Source):
@@ -67,12 +106,7 @@ class ContextSource(Source):
                 if token != repeated:
                     break
                 length += 1
-        known = len(self._text)
-        if text[max(known - OVERLAP, 0) : known] == self._text[-OVERLAP:]:
-            self._append(text)
-        else:
-            # Another generation began in between, with another text.
-            self.begin(text)
+        self._append(text)
 
     def repeated_span(self) -> RepeatedSpan | None:
         """The continuation of the longest passage that the end of the text repeats."""
@@ -87,11 +121,6 @@ class ContextSource(Source):
         probability = hits / (self.trials[group] + PRIOR_TRIALS)
         return RepeatedSpan(self.corpus.tokens, start, end, probability)
 
-    def load(self, corpus: Iterable[int]) -> None:
-        """Replace the corpus by earlier texts."""
-        self.corpus, self._boundaries, self._text = SuffixAutomaton(), [], []
-        self.add(corpus)
-
     def add(self, text: Iterable[int]) -> None:
         """Append texts that later ones may repeat; the next text is a new one."""
         self._forget_oldest()
@@ -105,7 +134,9 @@ class ContextSource(Source):
 
     def _forget_oldest(self) -> None:
         if len(self.corpus) > MAX_CORPUS:
-            self.load(self.corpus.tokens[-MAX_CORPUS // 2 :])
+            newest = self.corpus.tokens[-MAX_CORPUS // 2 :]
+            self.corpus, self._boundaries, self._text = SuffixAutomaton(), [], []
+            self.add(newest)
 
     def _extend(self, token: int) -> None:
         if token == BOUNDARY:
@@ -121,6 +152,39 @@ class ContextSource(Source):
         for token in text[known:]:
             self.corpus.extend(token)
             self._text.append(token)
+
+
+class TrajectorySource(Source):
+    """Counts the n-grams that the window closes (Fu et al., 2024), each token under those before
+    it."""
+
+    def learn(self, step: Observation) -> None:
+        """Count the n-grams of a step."""
+        self.model.learn(step.ngrams, 1, window=True)
+
+
+class RecycledSource(Source):
+    """Remembers the model's own successors under the contexts of a step's tokens.
+
+    Luo et al. (2024; see `ngram_model`) remember them by single token.  Under contexts of up to
+    four tokens they are nearly always still the model's own next time.
+    """
+
+    def learn(self, step: Observation) -> None:
+        """Remember the successors, if the step has them."""
+        if step.successors:
+            before = len(step.text) - step.new
+            last = step.text[max(before - ORDER, 0) : before]
+            self.model.recycle(last, step.tree, step.successors)
+
+
+SOURCES: dict[str, type[Source]] = {
+    "trajectory": TrajectorySource,
+    "context": ContextSource,
+    "recycled": RecycledSource,
+}
+"""By name, in the order in which they learn from a step.  Newer counts outweigh older ones, so
+accepted text comes after the n-grams of the window, which are worse evidence."""
 
 
 def _length_class(length: int) -> int:
