@@ -15,7 +15,7 @@ from ladecli.options.drafting import DraftOptions
 from ladecli.options.model import ModelOptions, PlacementOptions, SessionOptions, StepOptions
 from ladecli.session import setup as decode_setup
 from ladecli.specs import memory
-from ladecli.specs.device import Device
+from ladecli.specs.device import Device, Rates
 
 from .hub_files import use_devices
 from .profiles.makers import shape
@@ -31,10 +31,8 @@ SPLIT = "the ranks of a model that is split wait for one another within every st
     ("device", "options", "why"),
     [
         (GPU, {}, None),
-        (GPU, {"cuda_graphs": True}, None),
         (GPU, {"cuda_graphs": False}, "switched off"),
         (GPU, {"split": True}, SPLIT),
-        (CPU, {}, f"{NEEDS} AMD EPYC"),
         (MPS, {"cuda_graphs": True}, f"{NEEDS} Apple M4"),
     ],
 )
@@ -44,9 +42,9 @@ def test_where_steps_are_captured(device: Device, options: dict[str, Any], why: 
 
 
 def test_what_cannot_be_on_a_device_is_refused() -> None:
-    asked = StepOptions(cuda_graphs=True, origins={"cuda_graphs": "flag --cuda-graphs"})
+    asked = StepOptions(cuda_graphs=True)
     decode_setup.check_device(asked, GPU, shape(), split=False)
-    with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave --cuda-graphs"):
+    with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave cuda-graphs"):
         decode_setup.check_device(asked, CPU, shape(), split=False)
     asked = StepOptions(batch_invariant=True)
     decode_setup.check_device(asked, CPU, shape(), split=False)
@@ -75,10 +73,10 @@ def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], 
         ({}, GPU, "float32", True, "sdpa"),
         ({}, GPU, "bfloat16", False, "sdpa"),
         ({"kernels": False}, GPU, "bfloat16", True, "sdpa"),
-        ({}, CPU, "bfloat16", True, "sdpa"),
         ({"batch_invariant": True}, CPU, "bfloat16", True, "invariant"),
         ({}, MPS, "float16", True, "sdpa"),
         ({"attention": "flash"}, GPU, "float32", True, "flash"),
+        ({"latent": 576}, GPU, "bfloat16", True, "sdpa"),
     ],
 )
 def test_attention_comes_to_a_name(
@@ -90,12 +88,10 @@ def test_attention_comes_to_a_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ladecli.decoder.model.attention.triton_available", lambda _: works)
-    model = replace(shape(), compute=compute)
+    model = replace(shape(), compute=compute, latent=options.pop("latent", None))
     found = decode_setup.choose_attention(StepOptions(**options), device, model)
     assert found.name == name
     assert found.why
-    latent = decode_setup.choose_attention(StepOptions(), GPU, replace(shape(), latent=576))
-    assert latent.name == "sdpa"
 
 
 # What ranks decide together, and what memory has room for.
@@ -162,3 +158,14 @@ def test_steps_of_a_model_on_several_devices_are_not_captured(decided: Any) -> N
     several = decided(PLENTY, place={"device": "cuda", "device_map": "auto"}).need
     assert several.weights == one.weights
     assert several.step < one.step  # captured ones keep their memory
+
+
+def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, costs = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9)), []
+    for arithmetic in (1e8, 1e14):
+        rates = Rates(1e12, arithmetic, "measured here")
+        monkeypatch.setattr("ladecli.specs.device.measure_rates", lambda *_, rates=rates: rates)
+        choice = decode_setup.choose_profile(None, StepOptions(attention="sdpa"), device, shape())
+        assert "9000: settings come from a quick measurement" in choice.notices[0]
+        costs.append(choice.lookahead.step_cost.at(16, 64))
+    assert costs[0] > 2 * costs[1], "what was measured decides"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +91,6 @@ def test_a_row_does_not_depend_on_others() -> None:
             assert torch.equal(linear(x[:count]), together[:count])
 
 
-def test_threads_that_pack_leave_torchs_engine_as_it_was() -> None:
-    before, weights = torch.backends.quantized.engine, (torch.ones(256, 64).char(), torch.ones(256))
-    with ThreadPoolExecutor(4) as pool:
-        [*pool.map(lambda _: int8.int8_form(*weights), range(400))]
-    assert torch.backends.quantized.engine == before
-
-
 def test_a_damaged_input_is_not_made_a_number() -> None:
     linear = int8.Int8Linear(torch.nn.Linear(8, 4))
     assert bool(linear(torch.tensor([[float("nan")] + 7 * [1.0]])).isnan().all())
@@ -117,11 +109,15 @@ def test_families_whose_head_is_the_embedding(family: str) -> None:
     model = new_model(family, tie_word_embeddings=True)
     prompt = prompt_for("llama", 20)
     with torch.no_grad():
-        plain = model(torch.tensor([prompt])).logits
+        plain = model(torch.tensor([prompt])).logits[0]
         int8.quantise(model, torch.float32)
-        off = (model(torch.tensor([prompt])).logits - plain).square().mean().sqrt() / plain.std()
-    assert 1e-4 < float(off) < 0.1
+        theirs = model(torch.tensor([prompt])).logits[0]
     decoder = load_decoder(model, attention="invariant")
+    assert isinstance(decoder.runner.model, Transformer) == (family != "olmo")
+    layout = build_chunk(prompt, 0)
+    layout.outputs.extend(range(len(prompt)))
+    for logits in (theirs, decoder.runner.run(layout)):
+        assert 1e-4 < float((logits - plain).square().mean().sqrt() / plain.std()) < 0.1
     texts = [ids_of(run(decoder, prompt, way)) for way in ("autoregressive", "lookahead")]
     assert texts[0] == texts[1] or (len(texts[1]) > 5 and not decoder.batch_invariant)
     assert decoder.batch_invariant == (family != "olmo")
@@ -130,22 +126,7 @@ def test_families_whose_head_is_the_embedding(family: str) -> None:
 def test_what_cannot_be_computed_in_8_bits_says_so(lade: Any, tmp_path: Path) -> None:
     said = lade("generate", saved(tmp_path, "mamba"), "-p", "a", "--raw", "--quantize", "8bit")
     assert said.code == 1
-    assert said.err.endswith("; leave --quantize out\n")
-
-
-def test_logits_are_near_those_of_float32() -> None:
-    plain, packed = Session(load("none")), Session(load())
-    assert isinstance(packed.decoder.runner.model, Transformer)
-    for prompt in PROMPTS:
-        ids = plain.encode(prompt)
-        logits = []
-        for session in (plain, packed):
-            session.decoder.cache.truncate(0)
-            layout = build_chunk(ids, 0)
-            layout.outputs.extend(range(len(ids)))
-            logits.append(session.decoder.runner.run(layout).clone())
-        off = (logits[1] - logits[0]).square().mean().sqrt() / logits[0].std()
-        assert 1e-4 < float(off) < 0.1
+    assert said.err.endswith("; try another --quantize, or leave it out\n")
 
 
 def test_texts_are_those_of_plain_decoding_bit_for_bit() -> None:
@@ -164,17 +145,12 @@ def test_texts_are_those_of_plain_decoding_bit_for_bit() -> None:
 
 def test_what_more_rows_cost_is_seen_at_load() -> None:
     races = Races(seconds=10.0)
-    decoder = load_decoder(load().model, races=races)
+    load_decoder(load().model, races=races)
     found = races.spread()
-    del decoder  # until here it holds what was watched
     assert [*found] == [*ROWS[1:]]
-    forms = {form for times in races.known.values() for form in times}
-    assert forms <= {"integers", "integers twice"}
-    for seconds, known, seen in ((0.0, races.known, found), (0.0, {}, {})):
-        again = Races(known, seconds=seconds)
-        decoder = load_decoder(load().model, races=again)
-        assert (again.spread(), again.run) == (seen, 0)
-        del decoder
+    again = Races(races.known, seconds=0.0)
+    load_decoder(load().model, races=again)
+    assert (again.spread(), again.run) == (found, 0)
 
 
 def test_other_weights_have_the_type_asked_for_and_frequencies_are_exact() -> None:

@@ -97,18 +97,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_ranks_that_share_a_model_say_what_one_process_says(
     family: str, found: dict[str, Any]
 ) -> None:
+    """And what each of them holds is known before it loads."""
     first, second = (rank[family] for rank in found["ranks"])
     assert first["texts"] == second["texts"] == found["one"][family]
     assert first["logits"] == second["logits"], "to the last bit"
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, TIED])
-def test_what_a_rank_holds_is_known_before_it_loads(family: str, found: dict[str, Any]) -> None:
-    for rank in found["ranks"]:
-        assert rank[family]["split"]
-        assert rank[family]["held"] == pytest.approx(rank[family]["estimated"])
-        assert rank[family]["heads"] == rank[family]["estimated_heads"]
-    assert found["ranks"][0]["llama"]["heads"] == 1, "of two"
+    for rank in (first, second):
+        assert rank["split"]
+        assert rank["held"] == pytest.approx(rank["estimated"])
+        assert rank["heads"] == rank["estimated_heads"]
+        assert rank["heads"] == 1 or family != "llama", "of two"
 
 
 def test_parts_that_do_not_fit_together_are_refused_by_all(found: dict[str, Any]) -> None:

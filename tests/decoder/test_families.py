@@ -23,14 +23,18 @@ from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.families import FAMILIES, TESTED_STOCK, model_facts, refusal
+from ladecli.decoder.model.families import (
+    FAMILIES,
+    TESTED_STOCK,
+    model_facts,
+    refusal,
+)
 from ladecli.decoder.model.forward import Drafts
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.run.ranks.executors import LookaheadParallel
 from ladecli.decoder.run.ranks.transport import DistributedTransport
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import Strategy
 
 from ..decoding import PAPER, ids_of, reason_of, run, steps_of, transformers_ids
 from ..families import (
@@ -84,20 +88,6 @@ def test_refused_by_name_before_any_weights_are_read(family: str, why: str) -> N
         model_facts(CONFIG_MAPPING[family]())
 
 
-def generated(model: Any, prompt: list[int], new: int, *, use_cache: bool = True) -> list[int]:
-    """What transformers' own generate yields, with the attention that the model has."""
-    ids = torch.tensor([prompt])
-    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new,
-        use_cache=use_cache,
-        **settings,
-    )
-    return [int(i) for i in out[0, len(prompt) :]]
-
-
 FREE = StepCost()
 
 
@@ -119,11 +109,11 @@ def test_where_no_trees_can_be_verified_the_text_is_still_that_of_generate(famil
     (notice,) = decoder.runner.notices
     how = "with chains" if drafts == "chains" else "one token"
     assert re.search(f"decoded {how}.*{why}", notice)
-    expected = generated(model, prompt, 20)
+    expected = transformers_ids(model, prompt, 20)
     for ids, wanted in (
         (prompt, expected),
         (prompt + expected[:9], expected[9:]),
-        (prompt[:-1], generated(model, prompt[:-1], 20)),
+        (prompt[:-1], transformers_ids(model, prompt[:-1], 20)),
     ):
         events = decoded(decoder, ids, len(wanted))
         assert ids_of(events) == wanted
@@ -210,32 +200,17 @@ def test_they_end_there_inside_transformers_too() -> None:
     assert text == prompt + transformers_ids(model, prompt, 7)
 
 
-def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
-    decoder, prompt = chained("lfm2"), prompt_for("lfm2")
-    expected = ids_of(run(decoder, prompt, limits=Limits(20)))
-    for count in (1, 2, 5, 9):
-        seen: list[int] = []
-
-        def stop(token: int, seen: list[int] = seen, count: int = count) -> bool:
-            seen.append(token)
-            if len(seen) == count:
-                raise KeyboardInterrupt
-            return False
-
-        with pytest.raises(KeyboardInterrupt):
-            list(decoder.generate(prompt, Strategy(), limits=Limits(20, should_stop=stop)))
-        assert ids_of(decoded(decoder, prompt, 20)) == expected
-
-
 @pytest.mark.parametrize("family", ["recurrent_gemma", "qwen3_next"])
-def test_others_may_use_the_model_between_turns(family: str) -> None:
-    model = new_model(family, **NO_TREES[family][2])
-    decoder, prompt = load_decoder(model, join=False), prompt_for(family)
-    expected = ids_of(run(decoder, prompt, limits=Limits(20)))
-    decoder.forget()
-    begun = ids_of(run(decoder, prompt, limits=Limits(9)))
-    transformers_ids(model, prompt[::-1], 5)
-    assert begun + ids_of(run(decoder, [*prompt, *begun], limits=Limits(11))) == expected
+@pytest.mark.parametrize("length", [1, 24])
+def test_others_may_use_the_model_between_turns(family: str, length: int) -> None:
+    """A text of one token begins anew, too, where the state is in the model's modules."""
+    model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family, length)
+    expected, decoder = transformers_ids(model, prompt, 20), load_decoder(model, join=False)
+    for _ in range(2):
+        begun = ids_of(run(decoder, prompt, limits=Limits(9)))
+        transformers_ids(model, prompt_for(family)[::-1], 5)
+        assert begun + ids_of(run(decoder, [*prompt, *begun], limits=Limits(11))) == expected
+        decoder.forget()
 
 
 def test_layers_that_share_keys_verify_trees() -> None:
@@ -245,16 +220,6 @@ def test_layers_that_share_keys_verify_trees() -> None:
     decoder = load_decoder(model, join=False)
     assert decoder.runner.model.drafts == "trees"
     assert ids_of(run(decoder, prompt, limits=Limits(24))) == transformers_ids(model, prompt, 24)
-
-
-def test_a_text_that_begins_with_one_token_begins_anew() -> None:
-    """Where the state is in the model's modules, it is not that of what was read before."""
-    model, prompt = new_model("recurrent_gemma", **NO_TREES["recurrent_gemma"][2]), [17]
-    expected = transformers_ids(model, prompt, 12)
-    decoder = load_decoder(model, join=False)
-    for _ in range(2):
-        assert ids_of(run(decoder, prompt, limits=Limits(12))) == expected
-        run(decoder, prompt_for("recurrent_gemma"), limits=Limits(5))
 
 
 @pytest.mark.parametrize("family", CHAINS)
@@ -287,15 +252,6 @@ def test_every_row_has_a_test() -> None:
     assert {model_type for model_type, _ in OWN.values()} == {*FAMILIES} - LACKING
     assert {model_type for model_type, _ in STOCK.values()} == TESTED_STOCK
     assert not any(refusal(model_of(family).config) for family in OWN | STOCK)
-
-
-@pytest.mark.parametrize("family", ["granitemoe", "olmoe", "arcee", "granite_swa"])
-def test_families_that_no_row_names_are_tried(family: str) -> None:
-    model = new_model(family)
-    decoder = load_decoder(model)
-    assert isinstance(decoder.runner.model, StockModel)
-    expected = transformers_ids(model, prompt_for(family), 20)
-    assert ids_of(run(decoder, prompt_for(family), "lookahead"))[:20] == expected
 
 
 def test_two_threads_leave_a_model_as_it_was() -> None:
@@ -338,38 +294,37 @@ def test_an_unknown_family_that_differs_gets_no_trees() -> None:
     assert "without drafts: a trial step" in decoder.runner.notices[0]
     assert model.config._attn_implementation == before, "the model is left as it was"
     prompt = prompt_for("olmo")
-    expected = generated(model, prompt, 9, use_cache=False)
+    expected = transformers_ids(model, prompt, 9, use_cache=False)
     assert ids_of(run(decoder, prompt, "lookahead", limits=Limits(9))) == expected
 
 
 # Facts.
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+DYNAMIC["original_max_position_embeddings"] = 40
+
+
 @pytest.mark.parametrize(
-    ("family", "name", "values"),
+    ("family", "settings", "limits"),
     [
-        ("mistral", "mistral", (2, VOCABULARY, 256, SLIDING, None, 256)),
-        ("llama", "llama", (2, VOCABULARY, 256, None, None, 256)),
-        ("llama3", "llama", (2, VOCABULARY, 256, None, None, 256)),
-        ("gemma2", "gemma2", (2, VOCABULARY, 256, SLIDING, None, 256)),
-        ("gemma3", "gemma3_text", (2, VOCABULARY, 256, SLIDING, None, 256)),
-        ("phi3_long", "phi3", (2, VOCABULARY, 160, None, 40, 160)),
-        ("llama_dynamic", "llama", (2, VOCABULARY, 40, None, None, 40)),
+        ("mistral", {}, (256, SLIDING, None)),
+        ("llama3", {}, (256, None, None)),
+        ("gemma3", {}, (256, SLIDING, None)),
+        ("phi3_long", {}, (160, None, 40)),
+        ("llama_dynamic", {}, (40, None, None)),
+        (
+            "llama_dynamic",
+            {"max_position_embeddings": 80, "rope_parameters": DYNAMIC},
+            (40, None, None),
+        ),
     ],
 )
-def test_facts(family: str, name: str, values: tuple[int | None, ...]) -> None:
-    """Layers, vocabulary, context, sliding window, and the limits of rotary embedding."""
-    facts = model_facts(model_of(family).config)
-    limits = facts.rope_boundary, facts.max_positions
-    found = (facts.layers, facts.vocabulary, facts.context, facts.sliding_window, *limits)
-    assert (facts.family, found) == (name, values)
-
-
-def test_dynamic_frequencies_end_a_text_at_the_original_length() -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    rope["original_max_position_embeddings"] = 40
-    config = CONFIG_MAPPING["llama"](max_position_embeddings=80, rope_parameters=rope)
-    assert model_facts(config).context == 40
+def test_facts(family: str, settings: dict[str, Any], limits: tuple[int | None, ...]) -> None:
+    """Context, sliding window, and where rotary frequencies change."""
+    facts = model_facts(new_model(family, **settings).config)
+    assert (facts.layers, facts.vocabulary) == (2, VOCABULARY)
+    assert (facts.context, facts.sliding_window, facts.rope_boundary) == limits
 
 
 def test_a_damaged_configuration_is_refused() -> None:

@@ -12,7 +12,6 @@ from torch import nn
 
 from .attention.mask import Rules
 from .families import Family, activation, is_ours
-from .int8 import Int8Linear
 from .layer import Heads, Layer, Norm, Norms
 from .release import MappedFile, drop
 from .weights import Projection
@@ -22,21 +21,15 @@ MOST_PACKED = 8
 
 
 def can_run(model: Any) -> bool:
-    """Whether a model is of a family and form that `Transformer` is for: one device, plain parts.
+    """Whether a model is of a family that `Transformer` is for, whole, and on one device.
 
     A trial at load has the last word (`trial.Trial`).
     """
-    ours = is_ours(model.config.get_text_config(decoder=True))
-    body = model.get_decoder() if hasattr(model, "get_decoder") else None
-    if not ours or body is None or (getattr(model, "tp_size", None) or 1) > 1:
-        return False
-    parts = ("embed_tokens", "layers", "norm", "rotary_emb")
-    linear = nn.Linear | Int8Linear
-    if not all(hasattr(body, part) for part in parts) or not isinstance(model.lm_head, linear):
-        return False
     devices = {parameter.device for parameter in model.parameters()}
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
-    return len(devices) == 1 and not hooked
+    split = (getattr(model, "tp_size", None) or 1) > 1
+    ours = is_ours(model.config.get_text_config(decoder=True))
+    return ours and len(devices) == 1 and not hooked and not split
 
 
 def make_layers(make: Callable[[int, Any], Layer], layers: Any, at_once: int) -> list[Layer]:

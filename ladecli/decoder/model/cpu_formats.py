@@ -1,21 +1,26 @@
-"""Forms in which a CPU multiplies with a weight.
+"""Forms in which a CPU multiplies with a weight, and the products.
 
 A step reads every weight once, so a form is fast by how few bytes it has, and by how little else
 its product does.  Which one is fastest differs by processor: see `form_races`.
+
+Between two of torch's calls Python takes a third of a plain step of a small model: a weight that
+was just read has pushed the interpreter out of the processor's caches.  So what every product of a
+step calls is in the part of Python that torch runs by itself (TorchScript, `compat.scripted`).
 """
 
-from __future__ import annotations
+# Annotations are not postponed: TorchScript would not find the types of a named tuple's fields.
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..compat import packs_halves, scripted
-from .products import Linear, Weight, multiply
+from ..compat import PackedWeight, packs_halves, scripted
 
 SMALL = 1 << 16
 """Numbers in a matrix below which the call itself costs more than a form can save."""
@@ -25,7 +30,7 @@ PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
 ALIKE_ROWS = 96
 """Rows of halves that are multiplied at once where they are to be alike; see `rows_alike`."""
-WIDENED_ROWS = 256
+ROWS_AT_ONCE = 256
 """Of a weight that are brought to float32 at once, and stay in a processor's cache."""
 LARGEST_HALF, LOST = 15, 2.0**-25
 """Power of two below which float16 ends, and what it rounds off of the least numbers that it holds:
@@ -34,22 +39,130 @@ MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-c
 """Whether torch has oneDNN; see `packs`."""
 
 
+class Weight(NamedTuple):
+    """A weight [out, in] as a form holds it."""
+
+    form: str
+    numbers: Tensor
+    """The weight; of halves their unit, [1]; of integers what rotates an input's blocks, [b, b]."""
+    packed: Optional[PackedWeight] = None  # noqa: UP045 - it is no class to Python
+    """What fbgemm has of it."""
+    rows: int = 1
+    """Of an input: the fewest that are multiplied; of halves whose rows are alike, a multiple."""
+    part: int = 0
+    """Rows of an input that are multiplied at once where they are to be alike."""
+    limit: int = 0
+    """The largest integer of an input."""
+
+
+class Linear(NamedTuple):
+    """A weight in the forms that are fastest for a single row and for more."""
+
+    one: Weight
+    more: Weight
+    bias: Tensor | None
+
+
+def project(x: Tensor, linear: Linear) -> Tensor:
+    """[T, in] -> [T, out]."""
+    return multiply(x, linear.more if x.shape[0] > 1 else linear.one, linear.bias)
+
+
+def multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """[T, in] -> [T, out] in the type of the input."""
+    form, numbers = weight.form, weight.numbers
+    # To compare names takes time, too: the forms of most steps come first.
+    if form == "integers":
+        product = _integers(x.float(), weight)
+    elif form == "halves":
+        product = _halves(x, weight)
+    elif form == "packed":
+        return _packed(x, weight, bias)
+    elif form == "rows":
+        return F.linear(x.to(numbers.dtype), numbers, bias).to(x.dtype)
+    elif form == "alike halves":
+        product = torch.cat([_alike_halves(each, weight) for each in torch.split(x, weight.part)])
+    else:
+        product = _integers_twice(x.float(), weight)
+    if bias is not None:
+        product += bias
+    return product if product.dtype == x.dtype else product.to(x.dtype)
+
+
+def _packed(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    count, numbers = x.shape[0], weight.numbers
+    padded = F.pad(x, [0, 0, 0, weight.rows - count]) if count < weight.rows else x
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(
+        padded.to(numbers.dtype), numbers, bias, "none", [], ""
+    )
+    return (found[:count] if count < weight.rows else found).to(x.dtype)
+
+
+def _halves(x: Tensor, weight: Weight) -> Tensor:
+    packed = weight.packed
+    assert packed is not None
+    # In float32, whatever the input; and by a power of two, so that nothing is rounded.
+    product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x * weight.numbers, packed)
+    return product
+
+
+def _alike_halves(x: Tensor, weight: Weight) -> Tensor:
+    count = x.shape[0]
+    missing = -count % weight.rows
+    if missing > 0:
+        x = F.pad(x, [0, 0, 0, missing])
+    return _halves(x, weight)[:count]
+
+
+def rotated(x: Tensor, matrix: Tensor) -> Tensor:
+    """[T, n], each block of b numbers multiplied with a matrix [b, b]; as it is for [1, 1]."""
+    block = matrix.shape[0]
+    return torch.mm(x.reshape(-1, block), matrix).view(x.shape) if block > 1 else x
+
+
+def _integers(x: Tensor, weight: Weight) -> Tensor:
+    """Of an input that is rotated; a row is measured by its largest number."""
+    turned = rotated(x, weight.numbers) if weight.numbers.shape[0] > 1 else x.clone()
+    largest = turned.abs().amax(-1, True)
+    # A row of zeros becomes one of any numbers, and the product with that is multiplied by 0.
+    product = _of_whole_numbers(turned.div_(largest), 1.0 / weight.limit, weight)
+    return product.mul_(largest)
+
+
+def _integers_twice(x: Tensor, weight: Weight) -> Tensor:
+    """Of what integers hold of an input, and of what that leaves."""
+    limit = float(weight.limit)
+    scale = x.abs().amax(-1, True).mul_(1.0 / limit).add_(1e-30)  # of a row of zeros, too
+    scaled = x / scale
+    whole = scaled.round()
+    # What is left is half an integer at most.
+    left = scaled.sub_(whole).mul_(2.0 * limit)
+    product = _of_whole_numbers(torch.cat((whole, left)), 1.0, weight)
+    coarse, fine = product.chunk(2)
+    return torch.add(coarse, fine, alpha=0.5 / limit).mul_(scale)
+
+
+def _of_whole_numbers(x: Tensor, unit: float, weight: Weight) -> Tensor:
+    """The product with an input rounded to whole numbers of a unit, up to the limit."""
+    packed = weight.packed
+    assert packed is not None
+    product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+        x, unit, weight.limit + 1, packed
+    )
+    return product
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """A weight [out, in] as a CPU multiplies with it.
+    """A weight [out, in] as a CPU multiplies with it."""
 
-    Args:
-        weight: what `products.multiply` reads.
-        dense: gives the weight, [out, in].
-        halved: numbers of a float32 weight that are read in 16 bits.
-    """
-
-    def __init__(self, weight: Weight, dense: Callable[[], Tensor], halved: int = 0) -> None:
-        self.weight, self.dense, self.halved = weight, dense, halved
-        self._multiply = scripted(multiply)
+    weight: Weight
+    dense: Callable[[], Tensor]
+    """Gives the weight, [out, in]."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]."""
-        product: Tensor = self._multiply(x, self.weight, bias)
+        product: Tensor = scripted(multiply)(x, self.weight, bias)
         return product
 
 
@@ -61,12 +174,6 @@ def rows(weight: Tensor) -> Form:
 def columns(weight: Tensor) -> Form:
     """Transposed, so that a single row reads memory along another side of the matrix."""
     return rows(weight.t().contiguous().t())
-
-
-def widened(weight: Tensor) -> Form:
-    """As `rows`, multiplied in float32: without products in 16 bits a processor is several times as
-    fast with that for more than a few rows, and beside activations in float32 nothing else goes."""
-    return Form(Weight("widened", weight, part=WIDENED_ROWS), lambda: weight)
 
 
 def packed(weight: Tensor, least: int = 1) -> Form:
@@ -94,7 +201,7 @@ def halves(weight: Tensor, *, alike: bool = False) -> Form:
     held = Weight("halves", torch.tensor([unit]), made)
     if alike:
         held = held._replace(form="alike halves", rows=rows_alike() or 1, part=ALIKE_ROWS)
-    return Form(held, dense, weight.numel() if dtype == torch.float32 else 0)
+    return Form(held, dense)
 
 
 @cache
@@ -125,12 +232,9 @@ def _unit_of(weight: Tensor) -> float:
 FORMS: dict[str, Callable[[Tensor], Form]] = {
     "rows": rows,
     "columns": columns,
-    "widened": widened,
     "packed": packed,
     "halves": halves,
 }
-AS_IT_IS = {"rows", "widened"}
-"""Those that multiply with the weight that transformers keeps: both of them hold it once."""
 # A single row of bfloat16 oneDNN would add up in another order.
 ALIKE: dict[str, Callable[[Tensor], Form]] = {
     "packed": partial(packed, least=2),
@@ -196,7 +300,7 @@ def possible(weight: Tensor) -> list[str]:
     forms = forms_of(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
-        parts = (part.float() / unit for part in torch.split(weight, WIDENED_ROWS))
+        parts = (part.float() / unit for part in torch.split(weight, ROWS_AT_ONCE))
         # Nothing is held of what is not finite.
         if not all((part.half().float() - part).abs().max() <= LOST for part in parts):
             forms.remove("halves")
@@ -205,10 +309,9 @@ def possible(weight: Tensor) -> list[str]:
 
 def forms_of(dtype: torch.dtype) -> list[str]:
     """The forms of a type, the simplest first."""
-    if dtype == torch.float32:
-        forms = ["rows", "columns", *(["packed"] if packs(dtype) else [])]
-    elif packs(dtype):
-        forms = ["rows", "packed"]
-    else:
-        forms = ["rows", "widened"] if computed_in(dtype) == dtype else ["widened"]
-    return [*forms, "halves"] if packs_halves() else forms
+    forms = ["rows", "columns"] if dtype == torch.float32 else ["rows"]
+    if packs(dtype):
+        forms.append("packed")
+    if packs_halves():
+        forms.append("halves")
+    return forms

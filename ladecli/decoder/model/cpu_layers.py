@@ -1,10 +1,10 @@
-"""The layers of a transformer on a CPU, for TorchScript's interpreter; see `products` for why.
+"""The layers of a transformer on a CPU, for TorchScript's interpreter; see `cpu_formats` for why.
 
 `CpuLayers` computes what the loop in `transformer` does, call by call, for weights that are plain
 or of 8 bits, and attention by torch's own kernel or batch-invariant.
 """
 
-# Annotations are not postponed, as in `products`.
+# Annotations are not postponed, as in `cpu_formats`.
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -17,10 +17,9 @@ from ..compat import script
 from .attention.in_blocks import KeyBlock, attend_in_blocks
 from .attention.invariant import BLOCK
 from .attention.mask import StepMask
-from .cpu_formats import CpuLinear
+from .cpu_formats import CpuLinear, Linear, project
 from .forward import StepCache
 from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, part, rms_norm
-from .products import Linear, project
 from .rotary import Rotary, rotate
 
 MOST_TOKENS = 64
@@ -38,12 +37,12 @@ class CpuLayer(NamedTuple):
     """Place of what its queries see, in the arguments of `CpuLayers`."""
     rotary: int
     """Place of its rotary embedding there; -1 without positions."""
+    activation: str
+    residual_scale: float
     qkv: Linear
     out: Linear
     gate_up: Linear
     down: Linear
-    activation: str
-    residual_scale: float
 
 
 class CpuLayers(nn.Module):
@@ -166,7 +165,16 @@ class ScriptedLayers:
         self._layers = script(CpuLayers())
         self._layers.hold(
             [
-                _cpu_layer(layer, self._views.index(view), kinds, residual_scale)
+                CpuLayer(
+                    layer.heads,
+                    layer.norms,
+                    layer.attends.scaling,
+                    self._views.index(view),
+                    -1 if layer.rotary is None else kinds.index(layer.rotary),
+                    layer.activation,
+                    residual_scale,
+                    *(each.linear for each in layer.products if isinstance(each, CpuLinear)),
+                )
                 for layer, view in zip(layers, views, strict=True)
             ]
         )
@@ -198,21 +206,3 @@ class ScriptedLayers:
         turns, places = [*rotary.values()], (masks, firsts, blocks)
         self._layers(residual, turns, *places, [*keys], [*values], starts[0])
         return True
-
-
-def _cpu_layer(layer: Layer, view: int, kinds: Sequence[str], residual_scale: float) -> CpuLayer:
-    products = [each.linear for each in layer.products if isinstance(each, CpuLinear)]
-    qkv, out, gate_up, down = products
-    return CpuLayer(
-        heads=layer.heads,
-        norms=layer.norms,
-        scaling=layer.attends.scaling,
-        view=view,
-        rotary=-1 if layer.rotary is None else kinds.index(layer.rotary),
-        qkv=qkv,
-        out=out,
-        gate_up=gate_up,
-        down=down,
-        activation=layer.activation,
-        residual_scale=residual_scale,
-    )

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import islice
-from typing import NamedTuple
-from weakref import WeakSet
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .cpu_formats import AS_IT_IS, FORMS, Form, computed_in, forms_of
+from .cpu_formats import FORMS, Form, computed_in, forms_of
 from .int8 import holds_int8
 from .release import give_back
 
@@ -31,36 +27,14 @@ RACE_BYTES = 1 << 23
 """Of a weight that is raced, and of its copies together: more than a core's own caches hold."""
 CACHE_BYTES = 3 << 24
 """Read between passes, so that raced weights come from memory as in a step: from a cache that cores
-share, those of float32 come twice as fast."""
+share, those of float32 come twice as fast.  Weights of a whole model drive out one another."""
 RACE_PASSES = 3
-UNCHANGED = "rows"
-"""The form of a weight that a forward of transformers multiplies with."""
 MARGIN = 0.1
 """Of a single row's time that one form for all rows may cost."""
 PROMPT_MARGIN = 0.2
 """Of steps' time that a form which is faster for prompts may cost."""
-
-
-class Watched(NamedTuple):
-    """A weight [out, in] whose one form is timed where it is."""
-
-    name: str  # of the form
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the weight."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def key(self, rows: int) -> str:
-        """The name of its race."""
-        return key(self.dtype, self.shape, rows)
-
-    def input(self, rows: int) -> Tensor:
-        """What is multiplied with it."""
-        dtype = self.dtype if self.dtype.is_floating_point else torch.float32
-        return torch.ones((rows, self.shape[1]), dtype=dtype)
+Raced = Mapping[tuple[torch.dtype, tuple[int, ...], str], Sequence[Form]]
+"""Weights by their type, shape and form."""
 
 
 class Races:
@@ -82,9 +56,8 @@ class Races:
         self.run = 0
         self._left = RACE_SECONDS if seconds is None else seconds
         self._taken: list[list[float]] = []  # microseconds, by `ROWS`
-        # Of a forward that was given up, they are to go.
-        self._watched: dict[Watched, WeakSet[Form]] = {}
-        self._unchanged: list[Form] = []  # else they would go at once
+        # Weights that have one form only, by type and shape.
+        self._single: dict[tuple[torch.dtype, tuple[int, ...]], list[Form]] = {}
 
     def choose(
         self, dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]
@@ -94,15 +67,16 @@ class Races:
         They are one where it is hardly slower for a single row, so that the weight is held once.
         Weights of 16 bits always are: who asks for these wants to hold less.
         """
-        times = {rows: self._times(dtype, shape, rows) for rows in ROWS}
-        if not all(times.values()):
+        times = self._times(dtype, shape, forms_of(dtype))
+        if not times and self._left > 0.0:
+            self._race_copies(dtype, shape)
+            times = self._times(dtype, shape, forms_of(dtype))
+        if not times:
             return usual(dtype, shape, forms)
         one, drafted = times[ONE], [by for rows, by in times.items() if ONE < rows < MANY]
         # Beside each form the one for a single row, and what steps take with both.
-        firsts = {
-            form: min(_beside(form, forms, dtype.itemsize == 2), key=one.__getitem__)
-            for form in forms
-        }
+        fastest = min(forms, key=one.__getitem__)
+        firsts = {form: form if dtype.itemsize == 2 else fastest for form in forms}
         steps = {
             form: one[first] + sum(by[form] for by in drafted) for form, first in firsts.items()
         }
@@ -115,125 +89,100 @@ class Races:
         self._taken.append([by[first if rows == ONE else best] for rows, by in times.items()])
         return first, best
 
-    def watch(
-        self, form: Form, name: str, shape: Sequence[int], dtype: torch.dtype = torch.int8
-    ) -> None:
-        """Let `spread` count a weight, [out, in], which has no other form, for as long as that is
-        there."""
-        self._watched.setdefault(Watched(name, dtype, tuple(shape)), WeakSet()).add(form)
+    def count(self, form: Form, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        """Let `spread` count a weight [out, in] that has no other form."""
+        self._single.setdefault((dtype, tuple(shape)), []).append(form)
 
     def watch_only(self, model: nn.Module) -> None:
         """Let `spread` count a model's linear layers and nothing else: a forward that is not ours
         multiplies with them as they are.  Where weights are packed, the others say nothing."""
         self._taken.clear()
-        self._watched.clear()
+        self._single.clear()
         if holds_int8(model) or getattr(model, "quantization_method", None) is not None:
             return
         for module in model.modules():
             if type(module) is nn.Linear:
                 weight = module.weight.detach()
-                form = FORMS[UNCHANGED](weight)
-                self._unchanged.append(form)
-                self.watch(form, UNCHANGED, weight.shape, weight.dtype)
+                self.count(FORMS["rows"](weight), weight.dtype, weight.shape)
 
     def spread(self) -> dict[int, float]:
         """How many times as long as those of one row products of more rows take, by rows, over all
         weights; {} if no race has shown."""
-        taken = self._taken + [
-            times
-            for watched, forms in self._watched.items()
-            for times in [self._times_of(forms, watched)] * len(forms)
-            if times is not None
-        ]
+        names = {weight: forms[0].weight.form for weight, forms in self._single.items()}
+        known = all(self._times(*weight, [name]) for weight, name in names.items())
+        if not known and self._left > 0.0:
+            raced = {(*weight, name): self._single[weight] for weight, name in names.items()}
+            self._race({of: forms[: _count_of(*of[:2])] for of, forms in raced.items()})
+            give_back()  # what products took
+        taken = [*self._taken]
+        for weight, name in names.items():
+            times = self._times(*weight, [name])
+            if times:
+                taken += [[by[name] for by in times.values()]] * len(self._single[weight])
         if not taken:
             return {}
         one, *more = map(sum, zip(*taken, strict=True))
         return {rows: time / one for rows, time in zip(ROWS[1:], more, strict=True)}
 
-    def _times_of(self, forms: Iterable[Form], watched: Watched) -> list[float] | None:
-        """Microseconds of a watched weight by `ROWS`; None where there was no time to find out."""
-        name = watched.name
-        names = {rows: watched.key(rows) for rows in ROWS}
-        if not all(name in self.known.get(of, ()) for of in names.values()):
-            if self._left <= 0.0:
-                return None
-            some = [*islice(forms, max(RACE_BYTES // watched.nbytes, 2))]
-            evict = partial(self._read_others, forms)
-            for rows, of in names.items():
-                found = self._run({name: some}, watched.input(rows), evict)
-                self.known.setdefault(of, {}).update(found)
-            self.run += 1
-            give_back()  # what products took
-        return [self.known[of][name] for of in names.values()]
+    def _times(
+        self, dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]
+    ) -> dict[int, dict[str, float]]:
+        """Microseconds by rows and form; empty where some are not known."""
+        found = {rows: self.known.get(key(dtype, shape, rows), {}) for rows in ROWS}
+        return found if all({*forms} <= {*by} for by in found.values()) else {}
 
-    def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
-        """Microseconds by form; empty where there was no time to find out."""
-        name = key(dtype, shape, rows)
-        if {*self.known.get(name, ())} != {*forms_of(dtype)}:
-            if self._left <= 0.0:
-                return {}
-            self._race(dtype, shape)
-        return self.known[name]
-
-    def _race(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
-        row = shape[1] * dtype.itemsize
-        part = min(shape[0], max(RACE_BYTES // row, 1)), shape[1]  # of a head, as many rows as do
-        copies = max(RACE_BYTES // (part[0] * row), 2)
+    def _race_copies(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        """Race weights of a shape in all forms of their type; of a head, as many rows as do."""
+        most = max(RACE_BYTES // (shape[1] * dtype.itemsize), 1)
+        part = min(shape[0], most), shape[1]
         began = time.perf_counter()
-        weights = {
-            form: [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
+        copies = {
+            (dtype, tuple(shape), form): [
+                FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(_count_of(dtype, part))
+            ]
             for form in forms_of(dtype)
         }
-        other = torch.ones(CACHE_BYTES // 4)
         self._left -= time.perf_counter() - began
-        for rows in ROWS:
-            x = torch.ones((rows, shape[1]), dtype=computed_in(dtype))
-            found = self._run(weights, x, other.sum)
-            whole = shape[0] / part[0]
-            self.known[key(dtype, shape, rows)] = {
-                form: round(time * whole, 1) for form, time in found.items()
-            }
-        self.run += 1
+        self._race(copies, torch.ones(CACHE_BYTES // 4), part[0] / shape[0])
 
     @torch.inference_mode()
-    def _run(
-        self, weights: Mapping[str, Sequence[Form]], x: Tensor, evict: Callable[[], object]
-    ) -> dict[str, float]:
-        """Microseconds that a product takes in each form, in its shortest pass over some copies.
+    def _race(self, raced: Raced, others: Tensor | None = None, share: float = 1.0) -> None:
+        """Find the microseconds that a product takes, in its shortest pass over some weights.
 
-        The first copy brings the code of the form back, which a step has at hand; `evict` fills
-        the processor's caches with something else.
+        Args:
+            raced: the weights.
+            others: fill the processor's caches before each pass.
+            share: of a weight that each of them is.
         """
-        began, found = time.perf_counter(), dict.fromkeys(weights, math.inf)
+        began = time.perf_counter()
         for _ in range(RACE_PASSES):
-            evict()
-            for form, copies in weights.items():
-                for number, weight in enumerate(copies):
-                    if number < 2:
-                        start = time.perf_counter()
-                    weight(x, None)
-                seconds = (time.perf_counter() - start) / max(len(copies) - 1, 1)
-                found[form] = min(found[form], round(1e6 * seconds, 1))
+            for rows in ROWS:
+                if others is not None:
+                    others.sum()
+                for (dtype, shape, form), weights in raced.items():
+                    x = torch.ones((rows, shape[1]), dtype=computed_in(dtype))
+                    taken = round(1e6 * _seconds(weights, x) / share, 1)
+                    times = self.known.setdefault(key(dtype, shape, rows), {})
+                    times[form] = min(times.get(form, math.inf), taken)
+            if time.perf_counter() - began > self._left:  # large weights
+                break
+        self.run += 1
         self._left -= time.perf_counter() - began
-        return found
-
-    def _read_others(self, raced: Iterable[Form]) -> None:
-        """Read other watched weights than those that are raced: all are in memory by now, and
-        anything else would come on top of them."""
-        left = CACHE_BYTES
-        for watched, forms in self._watched.items():
-            for form in forms if forms is not raced else ():
-                if left > 0:
-                    form(watched.input(1), None)
-                    left -= watched.nbytes
 
 
-def _beside(form: str, forms: Collection[str], once: bool) -> Collection[str]:
-    """The forms that a weight may have for a single row where it has this one for more; `once` is
-    whether it is held once."""
-    if not once:
-        return forms
-    return [each for each in forms if {each, form} <= AS_IT_IS] or [form]
+def _seconds(weights: Sequence[Form], x: Tensor) -> float:
+    """What a product takes; the first one brings the code of the form back, which a step has at
+    hand."""
+    for number, weight in enumerate(weights):
+        if number < 2:
+            start = time.perf_counter()
+        weight(x, None)
+    return (time.perf_counter() - start) / max(len(weights) - 1, 1)
+
+
+def _count_of(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    """How many weights of a shape are raced together."""
+    return max(RACE_BYTES // (math.prod(shape) * dtype.itemsize), 2)
 
 
 def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
@@ -244,12 +193,10 @@ def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
 def usual(dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]) -> tuple[str, str]:
     """Which of some forms are usually fastest, for a single row and for more."""
     plain = "columns" if shape[0] > shape[1] else "rows"
+    one, more = (["packed", "halves"],) * 2
     if dtype == torch.float32:
         one, more = ["halves", plain], ["halves", "packed", plain]
-    else:
-        one, more = ["packed", "halves", "rows"], ["packed", "halves", "widened"]
-
-    def first(best: Iterable[str]) -> str:
-        return next(form for form in (*best, *forms) if form in forms)
-
-    return first(one), first(more)
+    first, second = (
+        next(form for form in (*best, *forms) if form in forms) for best in (one, more)
+    )
+    return first, second

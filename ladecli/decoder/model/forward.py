@@ -47,8 +47,6 @@ class Forward(Protocol):
     """`device`, `dtype`: of the model's input, and of its activations."""
     keeps_weights: bool  # whether the model's own weights lie as transformers loaded them
     kernels: bool  # whether Triton kernels compute the operations between products
-    halved: tuple[int, int]
-    """Numbers of float32 weights that are read in 16 bits, by steps of one token and of more."""
     drafts: Drafts  # what a step may hold beside the tokens that its cache lacks
     foreign: bool  # whether modules of libraries compute in a step, which may warn
 

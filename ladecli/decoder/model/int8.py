@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_formats import Form
-from .products import Weight, rotated
-from .release import FileRows, MappedFile, drop, mapped_files
+from .cpu_formats import Form, Weight, rotated
+from .release import MappedFile, drop, mapped_files
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -34,10 +31,10 @@ LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
 """Of a weight that is quantised: a head in float32 would be the largest thing in memory."""
+IDS_AT_ONCE = 64
+"""Of rows that are looked up in a file, each of which takes 64 KB of memory until it is dropped."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
-_ENGINE_IS_OURS = Lock()
-"""The whole process has one, and layers are made in several threads."""
 
 
 def available() -> bool:
@@ -160,7 +157,7 @@ class HalfEmbedding(nn.Module):
     Args:
         embedding: what it is made of.
         files: the mapped file that its weight is part of, if any.  It stays as it is: a text takes
-            few rows, and they are read out of it.
+            few rows, and what is read of it for a step is given back.
 
     Attributes:
         weight: [vocabulary, n]; no parameter, for these get other types.
@@ -174,16 +171,16 @@ class HalfEmbedding(nn.Module):
         self.kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
         # A part of a file that was written to would keep all of it.
         self.weight = weight if files else weight.to(self.kind, copy=True)
-        self._rows, self._files = FileRows.of(weight, files), files
+        self._files = files
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
-        read = self._rows
-        found = self.weight[ids] if read is None else read.read(ids.flatten())
-        if read is None:
+        found = []
+        for some in torch.split(ids.flatten(), IDS_AT_ONCE):
+            found.append(self.weight[some].to(self.kind).float())
             drop(self._files)
-        return found.to(self.kind).float().view(*ids.shape, -1) * self.scale
+        return torch.cat(found).view(*ids.shape, -1) * self.scale
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:
@@ -193,9 +190,9 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
         values: int8 [out, in], rotated.
         scales: float32 [out].
     """
-    with _engine():
-        weight = quantised_tensor(values, scales)
-        packed = torch.ops.quantized.linear_prepack(weight, None)
+    # The whole process has one, and nothing else in it has quantised products.
+    torch.backends.quantized.engine = _ENGINE
+    packed = torch.ops.quantized.linear_prepack(quantised_tensor(values, scales), None)
     form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
     held = Weight(form, rotation(values.shape[1]), packed, limit=limit)
     return Form(held, lambda: _unpacked(held)[0])
@@ -205,14 +202,3 @@ def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
     """What a weight of integers was made of: `int8_form`'s arguments."""
     values, _ = torch.ops.quantized.linear_unpack(weight.packed)
     return values.int_repr(), values.q_per_channel_scales().float()
-
-
-@contextmanager
-def _engine() -> Iterator[None]:
-    with _ENGINE_IS_OURS:
-        before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = _ENGINE
-        try:
-            yield
-        finally:
-            torch.backends.quantized.engine = before

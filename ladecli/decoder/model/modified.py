@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
+from torch import nn
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
-"""Of all modules there are, in torch's own module."""
 _ADAPTERS = ("_active_adapter", "_disable_adapters")
 """Attributes in which peft's layers keep what is switched on."""
 _KNOWN = (
@@ -33,8 +29,6 @@ def intervention(model: nn.Module) -> str | None:
 
     Linear modules are always called, so that theirs may be any.
     """
-    if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
-        return "all modules have a hook"
     for name, module in model.named_modules():
         where = name or type(module).__name__
         hooks = [hook for kind in _HOOKS for hook in getattr(module, kind).values()]
@@ -81,9 +75,8 @@ def fingerprint(model: nn.Module) -> int:
 
     It takes some microseconds a module, and reads no weight: torch counts the changes of each.
     """
-    marks: list[Any] = [tuple(getattr(torch_module, name)) for name in _GLOBAL_HOOKS]
-    marks.append(prepares_inputs(model))
-    for module in _modules(model):
+    marks: list[Any] = [prepares_inputs(model)]
+    for module in model.modules():
         own = vars(module)
         marks += (id(module), type(module), type(module).forward, id(own.get("forward")))
         for kind in _HOOKS:
@@ -94,20 +87,6 @@ def fingerprint(model: nn.Module) -> int:
         for tensors in (own["_parameters"], own["_buffers"]):
             for tensor in tensors.values():
                 if tensor is not None:
-                    marks += (id(tensor), _version(tensor))
+                    # torch does not count changes of tensors of inference mode
+                    marks += (id(tensor), 0 if tensor.is_inference() else tensor._version)
     return hash(tuple(marks))
-
-
-def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules, those that are shared as often as they are there: `model.modules()` takes as
-    long as the rest."""
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        yield module
-        waiting += [each for each in vars(module)["_modules"].values() if each is not None]
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; torch does not count it for tensors of inference mode."""
-    return 0 if tensor.is_inference() else tensor._version

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, cache_utils
 
 from ..compat import cache_argument, returned_cache
@@ -86,16 +86,6 @@ class OwnCache(KVCache):
         self.truncate(0)
 
 
-def _tensors_outside(model: Any) -> dict[tuple[nn.Module, str], Tensor]:
-    """What modules hold beside parameters and buffers, by module and name."""
-    return {
-        (module, name): held
-        for module in model.modules()
-        for name, held in vars(module).items()
-        if isinstance(held, Tensor)
-    }
-
-
 def grows(held: Any) -> bool:
     """Whether all layers of a cache hold every token of the text."""
     return type(held) is DynamicCache and {*map(type, held.layers)} == {cache_utils.DynamicLayer}
@@ -128,7 +118,6 @@ class OwnCacheModel:
     keeps_weights = True
     kernels = False
     foreign = True
-    halved = 0, 0
 
     def __init__(self, model: Any) -> None:
         self.device = input_device(model)
@@ -140,8 +129,14 @@ class OwnCacheModel:
         parameters = inspect.signature(model.forward).parameters
         self._selects = "logits_to_keep" in parameters
         self._positions = "position_ids" in parameters
-        self._multi_token = self._creates_cache = self.returns_state = True
-        self._state: list[tuple[nn.Module, str]] = []
+        self._multi_token = self._creates_cache = True
+        # RecurrentGemma's state is in its modules, which others use, too.
+        self._state = [
+            (module, name)
+            for module in model.modules()
+            for name in vars(module).keys() & {"conv1d_state", "recurrent_states"}
+        ]
+        self.returns_state = not self._state
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
         expected = self._expected(text)
@@ -152,12 +147,7 @@ class OwnCacheModel:
         modes = itertools.product(several, (True, False))
         for multi_token, creates_cache in modes if self._name else ():
             self._multi_token, self._creates_cache = multi_token, creates_cache
-            before = _tensors_outside(model)
             if self._agrees(self._in_chunks, text, expected):
-                after = _tensors_outside(model).items()
-                # RecurrentGemma's state is in its modules, which others use, too.
-                self._state = [place for place, each in after if each is not before.get(place)]
-                self.returns_state = not self._state
                 chains = multi_token and may_verify_chains(model.config)
                 if chains and self._agrees(self._with_drafts, text, expected):
                     self.drafts = "chains"

@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al., 2021), by tables from the model's own rotary module."""
 
-# Annotations are not postponed, as in `products`.
+# Annotations are not postponed, as in `cpu_formats`.
 
 from typing import Any, NamedTuple
 

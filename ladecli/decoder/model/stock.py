@@ -102,7 +102,6 @@ class StockModel:
     keeps_weights = True
     kernels = False
     foreign = True
-    halved = 0, 0
     drafts: Drafts = "trees"
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:

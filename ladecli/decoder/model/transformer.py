@@ -25,8 +25,7 @@ from .families import FAMILIES, ModelFacts
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import holds_int8
-from .layer import Norm
-from .ops import InvariantOps, TorchOps
+from .layer import InvariantOps, Norm, TorchOps
 from .release import MappedFile, drop, mapped_files
 from .rotary import Rotary, RotaryTables
 from .weights import CPU_TYPES, project
@@ -98,8 +97,6 @@ class Transformer:
         drop(files)
         self._products = [self._head, *(each for layer in self.layers for each in layer.products)]
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in self._products)
-        forms = [(x.one, x.more) for x in self._products if isinstance(x, CpuLinear)]
-        self.halved = sum(one.halved for one, _ in forms), sum(more.halved for _, more in forms)
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:

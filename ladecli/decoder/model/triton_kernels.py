@@ -20,8 +20,7 @@ from torch import Tensor
 from .attention.triton import early, power_of_two
 from .attention.triton_kernel import begin_early
 from .forward import StepCache
-from .layer import Layer, Norm, norm_heads
-from .ops import TorchOps
+from .layer import Layer, Norm, TorchOps, norm_heads
 from .rotary import Rotary
 
 
@@ -158,9 +157,6 @@ class TritonOps(TorchOps):
         if q_norm is not None and q_norm.weight.numel() != size:
             qkv, q_norm = norm_heads(qkv, layer.heads, layer.norms), None
         keys, values, start, end = cache.target(layer.index, len(qkv))
-        _require_dense(qkv, cos, sin, keys, values)
-        if cos.stride(0) != sin.stride(0) or keys.stride() != values.stride():
-            raise ValueError("cos and sin, and keys and values, must lie alike")
         query = qkv.new_empty((len(qkv), queries, size))
         weights, eps, in_float = (qkv, qkv), 0.0, False
         if q_norm is not None and k_norm is not None:
@@ -182,7 +178,6 @@ class TritonOps(TorchOps):
 
     def gate(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `TorchOps`."""
-        _require_dense(gate_up)
         count, width = len(gate_up), gate_up.shape[1] // 2
         out, block = gate_up.new_empty((count, width)), min(1024, power_of_two(width))
         flags = {"GELU": activation == "gelu_tanh", "enable_fp_fusion": False}
@@ -196,7 +191,6 @@ class TritonOps(TorchOps):
 
 def _norm(x: Tensor, update: Tensor | None, norm: Norm) -> Tensor:
     """The norm of [T, n], to which `update` is added first, in place."""
-    _require_dense(x)
     count, width = x.shape
     out, block = x.new_empty((count, width)), power_of_two(width)
     sizes = {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}
@@ -208,8 +202,3 @@ def _norm(x: Tensor, update: Tensor | None, norm: Norm) -> Tensor:
             *tensors, x.stride(0), norm.eps, **sizes, **flags, enable_fp_fusion=False
         )
     return out
-
-
-def _require_dense(*tensors: Tensor) -> None:
-    if any(tensor.stride(-1) != 1 for tensor in tensors):
-        raise ValueError("the last dimension must be dense")

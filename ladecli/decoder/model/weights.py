@@ -68,20 +68,16 @@ def join_int8(parts: Sequence[Int8Linear], races: Races) -> CpuLinear:
     """One product of integers, which the modules share."""
     product = share_product(parts)
     shape = sum(part.out_features for part in parts), parts[0].in_features
-    races.watch(product, product.weight.form, shape)
+    races.count(product, torch.int8, shape)
     return CpuLinear(product, product, _joined_bias(parts), alike=True)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module is a linear layer in floating point that nothing else has a hand in."""
+    """Whether a module is a linear layer in floating point, and no packed one."""
     return (
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter
         and module.weight.is_floating_point()
-        and module.weight.device.type != "meta"
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and not hasattr(module, "_hf_hook")
     )
 
 
@@ -121,15 +117,14 @@ def join_plain(
     alike = alike_forms(weight) if invariant else []
     if alike or (weight.numel() >= SMALL and (pack or not shared)):
         one, more = races.choose(weight.dtype, weight.shape, alike or possible(weight))
-        # Rows that are held as they are can be widened for more of them.
-        if alike or not (pack or more == "widened"):
+        if alike or not pack:
             one = more
     made = ALIKE if alike else FORMS
     forms: dict[str, Form] = {name: made[name](weight) for name in {one, more}}
     joined = CpuLinear(forms[one], forms[more], _joined_bias(parts), bool(alike))
     if shared:
         return joined
-    usable = forms.get("rows") or forms.get("widened") or forms.get("columns")
+    usable = forms.get("rows") or forms.get("columns")
     if usable is not None:
         _hand_back(parts, usable.dense())
     else:
@@ -165,16 +160,9 @@ def _joined_weight(parts: Sequence[nn.Linear]) -> Tensor:
 
 
 def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
-    """The biases side by side, zeros for parts without one; None where no part has one."""
-    biases = [part.bias for part in parts if part.bias is not None]
-    if not biases:
-        return None
-    return torch.cat(
-        [
-            biases[0].new_zeros(part.out_features) if part.bias is None else part.bias.detach()
-            for part in parts
-        ]
-    )
+    """The biases side by side; None for parts without them."""
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
+    return torch.cat(biases) if biases else None
 
 
 def _hand_back(parts: Sequence[nn.Linear], joined: Tensor) -> None:

@@ -38,7 +38,9 @@ def reference_attention(
     if added is not None:
         scores = scores + added
     if sinks is not None:
-        scores = torch.cat([scores, per_row(sinks, groups, count)], dim=-1)
+        # Scores of one more key, [1, K, G * T, 1].
+        column = sinks.float().repeat_interleave(count).view(1, -1, groups * count, 1)
+        scores = torch.cat([scores, column], dim=-1)
     out = torch.softmax(scores, dim=-1)[..., : key.shape[2]] @ value
     return out.to(query.dtype).reshape(1, heads, count, value.shape[-1])
 
@@ -63,8 +65,3 @@ def sdpa_attention(
     folded = query.reshape(1, kv_heads, -1, query.shape[-1])
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=added, scale=scaling)
     return out.reshape(1, heads, -1, value.shape[-1])
-
-
-def per_row(sinks: Tensor, groups: int, count: int) -> Tensor:
-    """Sinks [H] as scores of one more key, float32 [1, K, G * T, 1]; see `reference_attention`."""
-    return sinks.float().repeat_interleave(count).view(1, -1, groups * count, 1)

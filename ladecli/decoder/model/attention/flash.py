@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from .dense import per_row, sdpa_attention
+from .dense import sdpa_attention
 from .mask import Rules, StepMask
 
 
@@ -22,11 +22,12 @@ def flash_attention(
     """Attention in two parts; arguments as in `reference_attention`.
 
     Left to `sdpa_attention` are single tokens, which need no mask; an empty prefix; windows that
-    hide something, since they go by position and flash kernels by slot; soft caps; and values of
-    another size than keys.
+    hide something, since they go by position and flash kernels by slot; soft caps and sinks; and
+    values of another size than keys.
     """
     if (
         rules.softcap is not None
+        or rules.sinks is not None
         or mask.is_single
         or mask.prefix == 0
         or mask.active_window(rules.window) is not None
@@ -50,10 +51,7 @@ def flash_attention(
     scores = folded.float() @ mask.own(key).float().transpose(2, 3) * rules.scaling
     scores = scores.masked_fill_(hidden, float("-inf"))
     # The text is like one key more: its score is its log-sum-exp, its value its attention.
-    parts = [scores, lse.unsqueeze(-1)]
-    if rules.sinks is not None:
-        parts.append(per_row(rules.sinks, groups, count))
-    weights = torch.softmax(torch.cat(parts, dim=-1), dim=-1)
+    weights = torch.softmax(torch.cat([scores, lse.unsqueeze(-1)], dim=-1), dim=-1)
     own = weights[..., :count] @ mask.own(value).float()
-    joined = torch.addcmul(own, weights[..., count : count + 1], out.transpose(1, 2).float())
+    joined = torch.addcmul(own, weights[..., count:], out.transpose(1, 2).float())
     return joined.to(query.dtype).reshape(1, heads, count, size)

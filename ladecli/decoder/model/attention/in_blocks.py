@@ -1,9 +1,9 @@
 """Attention over blocks of keys, whose sums are added in their order; see `invariant` for why.
 
-It is written for TorchScript's interpreter; see `products`.
+It is written for TorchScript's interpreter; see `cpu_formats`.
 """
 
-# Annotations are not postponed, as in `products`.
+# Annotations are not postponed, as in `cpu_formats`.
 
 import math
 from typing import NamedTuple
@@ -30,7 +30,6 @@ def attend_in_blocks(
     blocks: list[KeyBlock],
     scaling: float,
     softcap: float | None = None,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, [K, rows, D], of queries that share key heads, as rows of one product.
 
@@ -40,7 +39,6 @@ def attend_in_blocks(
         added: a term of the scores, [rows, S]; None for none.
         blocks: of all keys.
         scaling, softcap: as in `Rules`.
-        sinks: scores of one more key without a value, [K, rows, 1].
     """
     # Of a product: for fewer libraries have ways of their own.
     least_rows, least_keys = 4, 16
@@ -56,7 +54,7 @@ def attend_in_blocks(
         query = F.pad(query, [0, 0, 0, least_rows - count])
         if added is not None:
             added = F.pad(added, [0, 0, 0, least_rows - count])
-    weights = powers_of_scores(query, key, added, softcap, sinks)
+    weights = powers_of_scores(query, key, added, softcap)
     # Rounded to whole numbers of 2⁻³⁵: of 2¹⁸ of them the sum is exact in float64, in any order.
     unit = 2.0**-12
     denominator = weights.add_(unit).sub_(unit).sum(-1, True, dtype=torch.float64).float()
@@ -75,18 +73,15 @@ def attend_in_blocks(
 
 
 def powers_of_scores(
-    query: Tensor, key: Tensor, added: Tensor | None, softcap: float | None, sinks: Tensor | None
+    query: Tensor, key: Tensor, added: Tensor | None, softcap: float | None
 ) -> Tensor:
-    """Powers of 2 of the scores [K, rows, S], less the largest one of a row; those of sinks are one
-    more column."""
+    """Powers of 2 of the scores [K, rows, S], less the largest one of a row."""
     heads, rows, keys = query.shape[0], query.shape[1], key.shape[1]
-    columns = keys + (0 if sinks is None else 1)
-    numbers = heads * rows * columns
+    numbers = heads * rows * keys
     # No number may be left over when vectors are filled, with what they are unrolled by.
     lanes = 64
     flat = query.new_empty(((numbers + lanes - 1) // lanes * lanes,))
-    weights = flat[:numbers].view(heads, rows, columns)
-    scores, turned = weights[:, :, :keys], key.transpose(1, 2)
+    scores, turned = flat[:numbers].view(heads, rows, keys), key.transpose(1, 2)
     if softcap is not None:
         torch.bmm(query, turned, out=scores)
         # tanh(x) = 1 - 2 / (exp(2 x) + 1)
@@ -99,8 +94,6 @@ def powers_of_scores(
         torch.baddbmm(added, query, turned, out=scores)
     else:
         torch.bmm(query, turned, out=scores)
-    if sinks is not None:
-        weights[:, : sinks.shape[1], -1:] = sinks / math.log(2.0)
-    weights.sub_(weights.amax(-1, True))
+    scores.sub_(scores.amax(-1, True))
     flat.exp2_()
-    return weights
+    return scores

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...compat import scripted
-from .dense import per_row
+from .dense import reference_attention
 from .in_blocks import attend_in_blocks
 from .mask import Rules, StepMask
 
@@ -37,7 +37,12 @@ more keys than both together libraries make several sums."""
 def invariant_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
-    """Attention in float32; arguments as in `reference_attention`, keys and values float32."""
+    """Attention in float32; arguments as in `reference_attention`, keys and values float32.
+
+    Sinks are left to the reference: no model that is batch-invariant has any.
+    """
+    if rules.sinks is not None:
+        return reference_attention(query, key, value, mask, rules)
     if query.shape[2] <= WIDEST:
         with one_thread():
             return _attention(query, key, value, mask, rules).to(query.dtype)
@@ -64,7 +69,6 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules:
     _, heads, count, size = query.shape
     kv_heads, first = key.shape[1], mask.first_slot(rules.window)
     groups = heads // kv_heads
-    sinks = None if rules.sinks is None else per_row(rules.sinks, groups, count)[0]
     attended: Tensor = scripted(attend_in_blocks)(
         # Query heads that share a key head are rows of one product, as in the reference.
         query.reshape(kv_heads, groups * count, size).float(),
@@ -74,6 +78,5 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules:
         mask.blocks(rules.window, BLOCK),
         rules.scaling,
         rules.softcap,
-        sinks,
     )
     return attended.reshape(1, heads, count, -1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ...layout import WORD, dense, packed, words_for
 from .in_blocks import KeyBlock
+
+T = TypeVar("T")
 
 
 class Rules(NamedTuple):
@@ -67,11 +69,7 @@ class StepMask:
         self.is_single = len(rows) == 1
         self._rows, self._positions = rows, positions
         self._last_position = max(positions)
-        self._on_device: dict[torch.device, DeviceMask] = {}
-        self._visible: dict[torch.device, Tensor] = {}
-        self._additive: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
-        self._blocks: dict[int, list[KeyBlock]] = {}
-        self._parts: list[StepPart] = []
+        self._made: dict[Any, Any] = {}
 
     def active_window(self, sliding_window: int | None) -> int | None:
         """`sliding_window`; None where the text is too short for it to hide anything."""
@@ -87,23 +85,11 @@ class StepMask:
 
     def on_device(self, device: torch.device) -> DeviceMask:
         """The mask as kernels read it, brought to a device in one copy."""
-        found = self._on_device.get(device)
-        if found is None:
-            count = len(self._rows)
-            words = words_for(count)
-            head = np.array([self.prefix, *self._positions], dtype=np.int32).tobytes()
-            buffer = bytearray(head + packed(self._rows, words))
-            whole = torch.frombuffer(buffer, dtype=torch.int32).to(device)
-            length, positions, bits = torch.split(whole, [1, count, count * words])
-            found = self._on_device[device] = DeviceMask(length, positions, bits.view(count, words))
-        return found
+        return self._once(("on device", device), partial(self._make_on_device, device))
 
     def visible(self, device: torch.device) -> Tensor:
         """Bool [T, T]: which token (row) sees which token of the step (column)."""
-        found = self._visible.get(device)
-        if found is None:
-            found = self._visible[device] = self._make_visible(device)
-        return found
+        return self._once(("visible", device), partial(self._make_visible, device))
 
     def additive_mask(
         self, sliding_window: int | None, groups: int, dtype: torch.dtype, device: torch.device
@@ -116,43 +102,48 @@ class StepMask:
         """
         if self.is_single:
             return None
-        key = self.active_window(sliding_window), groups, dtype, device
-        found = self._additive.get(key)
-        if found is None:
-            found = self._additive[key] = self._make_additive(*key)
-        return found
+        what = self.active_window(sliding_window), groups, dtype, device
+        return self._once(what, partial(self._make_additive, *what))
 
     def parts(self, most: int) -> list[StepPart]:
         """The step as several of at most `most` tokens each, as long as no token sees more."""
-        if not self._parts:
-            self._parts = [*self._make_parts(most)]
-        return self._parts
+        return self._once("parts", lambda: [*self._make_parts(most)])
 
     def blocks(self, sliding_window: int | None, size: int) -> list[KeyBlock]:
         """All keys by blocks of `size` positions, the first of which begins with the text."""
         first = self.first_slot(sliding_window)
-        if (found := self._blocks.get(first)) is None:
-            found = self._blocks[first] = [*self._make_blocks(first, size)]
-        return found
+        return self._once(("blocks", first), lambda: [*self._make_blocks(first, size)])
 
     def own(self, keys: Tensor) -> Tensor:
         """The step's own keys, [1, K, T, D], of those in the cache, [1, K, S, D]; or values."""
         return keys[:, :, self.prefix :]
 
+    def _once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What is made at the first call."""
+        if what not in self._made:
+            self._made[what] = make()
+        found: T = self._made[what]
+        return found
+
+    def _make_on_device(self, device: torch.device) -> DeviceMask:
+        count = len(self._rows)
+        words = words_for(count)
+        head = np.array([self.prefix, *self._positions], dtype=np.int32).tobytes()
+        buffer = bytearray(head + packed(self._rows, words))
+        whole = torch.frombuffer(buffer, dtype=torch.int32).to(device)
+        length, positions, bits = torch.split(whole, [1, count, count * words])
+        return DeviceMask(length, positions, bits.view(count, words))
+
     def _make_parts(self, most: int) -> Iterator[StepPart]:
         assert self.prefix is not None
-        rows, start = self._rows, 0
-        in_order = (row == (2 << place) - 1 for place, row in enumerate(rows))
-        text = sum(1 for _ in takewhile(bool, in_order))
-        for row in rows[text:]:
-            if row & (row - 1):  # padding sees itself alone
-                # A branch of drafts may go on with the text, and its rivals do not see it.
-                text = min(text, (~row & (row + 1)).bit_length() - 1)
-        while len(rows) - start > most and start + most <= text:
-            end = start + most
-            yield self._part(range(start, end), range(start, end), start)
-            start = end
-        first = start
+        rows = self._rows
+        # The first tokens follow one another, and all later ones see them.
+        text = len(rows)
+        for place, row in enumerate(rows):
+            followed = (~row & (row + 1)).bit_length() - 1
+            if followed <= place and row & (row - 1):  # padding sees itself alone
+                text = min(text, followed)
+        first = start = 0
         while first < len(rows):
             # Drafts see few of the others: as many of them at once as see no more than fit.
             seen, end = rows[first] >> start, first + 1
@@ -160,7 +151,7 @@ class StepMask:
                 seen, end = more, end + 1
             places = [start + each for each in range(seen.bit_length()) if seen >> each & 1]
             yield self._part(range(first, end), places, start)
-            first = end
+            first, start = end, min(end, text)
 
     def _part(self, results: range, places: Sequence[int], start: int) -> StepPart:
         """Of the tokens at some places, where those before `start` are of the text."""

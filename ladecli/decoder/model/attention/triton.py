@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
 from ...layout import WORD, words_for
+from .dense import sdpa_attention
 from .mask import CapturedMask, DeviceMask, Rules, StepMask
 
 _MOST_SPLITS = 128
@@ -83,22 +83,18 @@ def triton_attention(
 ) -> Tensor:
     """Attention by Triton kernels; arguments as in `reference_attention`.
 
-    Float32 is exact, without TF32; half precision is summed in float32.
-
-    Raises:
-        ConfigError: keys and values differ in size.
+    Float32 is exact, without TF32; half precision is summed in float32.  Values of another size
+    than keys are left to `sdpa_attention`.
     """
     if value.shape[-1] != query.shape[-1]:
-        raise ConfigError(
-            f"attention 'triton' needs keys and values of one size, not {query.shape[-1]} and"
-            f" {value.shape[-1]}; use --attention sdpa"
-        )
+        return sdpa_attention(query, key, value, mask, rules)
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     _, heads, count, size = query.shape
     kv_heads, slots = key.shape[1:3]
     gpu = gpu_of(query.device)
     launch = plan(count, heads // kv_heads, kv_heads, size, slots, query.element_size(), gpu)
-    out = _empty_result(query)
+    # Laid out so that [T, H * D] of it needs no copy.
+    out = query.new_empty((1, count, heads, size)).transpose(1, 2)
     # One split leaves the result itself; of several, each leaves a part and its log-sum-exp.
     shape = heads, count, launch.splits
     part = out[0].unsqueeze(2) if launch.splits == 1 else query.new_empty((*shape, size))
@@ -259,9 +255,3 @@ def gpu_of(device: torch.device) -> Gpu:
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_multiprocessor", _SHARED_MEMORY)
     return Gpu(properties.multi_processor_count, shared)
-
-
-def _empty_result(query: Tensor) -> Tensor:
-    """Room for [1, H, T, D], laid out so that [T, H * D] of it needs no copy."""
-    _, heads, count, size = query.shape
-    return query.new_empty((1, count, heads, size)).transpose(1, 2)
