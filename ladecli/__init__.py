@@ -16,62 +16,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Model, load
-    from .custom_generate import lookahead
-    from .decoder.config import LookaheadConfig, SamplingConfig
-    from .decoder.errors import (
-        ConfigError,
-        DecoderError,
-        Error,
-        PromptError,
-        UnsupportedModelError,
-    )
-    from .decoder.events import PromptRead
-    from .errors import LadeError, LoadError, UsageError
-    from .events import Ended, Piece, TextStep
+    from .api import Model as Model
+    from .api import load as load
+    from .custom_generate import lookahead as lookahead
+    from .decoder.config import LookaheadConfig as LookaheadConfig
+    from .decoder.config import SamplingConfig as SamplingConfig
+    from .decoder.errors import ConfigError as ConfigError
+    from .decoder.errors import DecoderError as DecoderError
+    from .decoder.errors import Error as Error
+    from .decoder.errors import PromptError as PromptError
+    from .decoder.errors import UnsupportedModelError as UnsupportedModelError
+    from .decoder.events import PromptRead as PromptRead
+    from .errors import LadeError as LadeError
+    from .errors import LoadError as LoadError
+    from .errors import UsageError as UsageError
+    from .events import Ended as Ended
+    from .events import Piece as Piece
+    from .events import TextStep as TextStep
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ConfigError",
-    "DecoderError",
-    "Ended",
-    "Error",
-    "LadeError",
-    "LoadError",
-    "LookaheadConfig",
-    "Model",
-    "Piece",
-    "PromptError",
-    "PromptRead",
-    "SamplingConfig",
-    "TextStep",
-    "UnsupportedModelError",
-    "UsageError",
-    "__version__",
-    "load",
-    "lookahead",
-]
-
-_HOME = {
-    "Model": "api",
-    "load": "api",
-    "lookahead": "custom_generate",
-    "LookaheadConfig": "decoder.config",
-    "SamplingConfig": "decoder.config",
-    "ConfigError": "decoder.errors",
-    "DecoderError": "decoder.errors",
-    "Error": "decoder.errors",
-    "PromptError": "decoder.errors",
-    "UnsupportedModelError": "decoder.errors",
-    "PromptRead": "decoder.events",
-    "LadeError": "errors",
-    "LoadError": "errors",
-    "UsageError": "errors",
-    "Ended": "events",
-    "Piece": "events",
-    "TextStep": "events",
+_NAMES = {
+    "api": ("Model", "load"),
+    "custom_generate": ("lookahead",),
+    "decoder.config": ("LookaheadConfig", "SamplingConfig"),
+    "decoder.errors": (
+        *("ConfigError", "DecoderError", "Error", "PromptError", "UnsupportedModelError"),
+    ),
+    "decoder.events": ("PromptRead",),
+    "errors": ("LadeError", "LoadError", "UsageError"),
+    "events": ("Ended", "Piece", "TextStep"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(["__version__", *_HOME])
 
 
 def __getattr__(name: str) -> Any:
@@ -81,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from .decoder.config import LookaheadConfig, SamplingConfig
-from .decoder.errors import ConfigError, PromptError
+import numpy as np
+
+from .decoder.config import LookaheadConfig
+from .decoder.errors import PromptError
 from .errors import ArgumentError, LadeError, UsageError
 from .events import TextEvent
 from .metrics import Tally
-from .options.answer import TemplateChoice
-from .options.declare import options_of
+from .options.answer import LengthOptions, SamplingOptions, TemplateChoice
+from .options.declare import Options, options_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
 from .session.opening import open_session
@@ -26,9 +27,17 @@ Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
 
 
+_Request = TypeVar("_Request", bound=Options)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _LoadRequest(DraftOptions, SessionOptions):
     """The options of `load`, with its `name` as the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnswerRequest(SamplingOptions, LengthOptions):
+    """The options of an answer."""
 
 
 class Model:
@@ -57,51 +66,39 @@ class Model:
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int | None = None,
         strategy: str = "lookahead",
         lookahead: LookaheadConfig | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
         draft_text: str | Sequence[str] = (),
         chat_template: str | Path | None = None,
         template_args: Mapping[str, Any] | None = None,
-        **sampling: Any,
+        **options: Any,
     ) -> Iterator[TextEvent]:
         """Stream the answer as events; `TextStep` events hold the text.
 
         Args:
             prompt: a text to continue, or the messages of a conversation.
-            max_new_tokens: None for as many as the context holds, which may be thousands.
             strategy: lookahead, autoregressive, jacobi or prompt-lookup.
             lookahead: window, n-grams and guesses; None for the profile's.
-            stop: a string that ends the answer, or several.
-            ignore_eos: keep decoding after end-of-text tokens.
             draft_text: a text that the answer may repeat, such as code that it edits, or several:
                 drafts know it from then on.
             chat_template: of the messages: the name of one of the model's templates, or of a file.
             template_args: variables of the chat template, such as `enable_thinking`.
-            sampling: fields of `SamplingConfig`: temperature, top_k, top_p, min_p,
-                repetition_penalty, seed.  Without a temperature it is greedy; the others are
-                those of the model's generation config.
+            options: `max_new_tokens` (without it, as many as the context holds, which may be
+                thousands), `stop` (a string that ends the answer, or several), `ignore_eos` (keep
+                decoding after end-of-text tokens), and of sampling temperature, top_k, top_p,
+                min_p, repetition_penalty and seed.  Without a temperature it is greedy; the others
+                are those of the model's generation config.
 
         Raises:
             PromptError: the prompt is empty or too long.
-            ConfigError: there is no such strategy, or a value is out of range.
-            UsageError: the chat template refuses the messages, or there is none of this name.
+            ConfigError, UsageError: there is no such strategy, a value is out of range, or the chat
+                template refuses the messages.
             ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
         """
-        numbers, limit = _numbers(sampling), _limit(max_new_tokens)
+        request = _request(_AnswerRequest(seed=0), "stream", options)
         _check_prompt(prompt)
-        stop, draft_text = _texts("stop", stop), _texts("draft_text", draft_text)
-        _check("ignore_eos", ignore_eos, bool, "True or False")
-        _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
-        _check("chat_template", chat_template, str | Path | None, "a name")
-        _check("template_args", template_args, Mapping | None, "a dict")
-        _texts("the names in template_args", [*(template_args or ())])
-        if not all(stop):
-            raise ArgumentError("a stop is an empty text; leave it out")
         session = self.session
-        for text in draft_text:
+        for text in (draft_text,) if isinstance(draft_text, str) else draft_text:
             session.add_draft_text(text)
         template = None
         if not isinstance(prompt, str):
@@ -117,10 +114,10 @@ class Model:
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=replace(session.loaded.defaults.without_samples, **numbers),
-            max_new_tokens=limit,
-            stop=stop,
-            ignore_eos=ignore_eos,
+            sampling=request.sampling(session.loaded.defaults.without_samples),
+            max_new_tokens=request.max_new_tokens,
+            stop=tuple(request.stop or ()),
+            ignore_eos=request.ignore_eos,
             template=template,
         )
         return session.stream(ids, settings)
@@ -139,40 +136,23 @@ class Model:
         return tally.text
 
 
-def _check(name: str, value: object, kind: Any, wanted: str) -> None:
-    """Refuse a value that is not of a kind, or of one of several."""
-    if not isinstance(value, kind):
-        raise ArgumentError(f"{name} must be {wanted}, not {value!r:.60}")
-
-
-def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `SamplingConfig` as Python's own numbers; refuses other fields and values."""
-    whole = {each.name: each.type == "int" for each in fields(SamplingConfig)}
-    numbers: dict[str, Any] = {}
-    kind: Any
+def _request(request: _Request, function: str, given: Mapping[str, Any]) -> _Request:
+    """A request with the options that a function was given, as the command line would have them."""
+    known = options_of(type(request))
+    values: dict[str, Any] = {}
     for key, value in given.items():
-        if key not in whole:
-            raise ArgumentError(f"generate() and stream() have no option {key!r}")
-        kind, wanted = (Integral, "a whole number") if whole[key] else (Real, "a number")
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise ArgumentError(f"{key} must be {wanted}, not {value!r:.60}")
+        if key not in known or key in ("model", "strategy", "color"):
+            raise ArgumentError(f"{function}() has no option {key!r}")
+        if isinstance(value, tuple):
+            value = [*value]
         try:
-            numbers[key] = int(value) if whole[key] else float(value)
-        except OverflowError as error:
-            raise ArgumentError(f"{key} is too large") from error
-    return numbers
-
-
-def _limit(given: object) -> int | None:
-    """`max_new_tokens` as Python's own number."""
-    wanted = f"max_new_tokens must be a whole number from 1, or None; not {given!r:.60}"
-    if given is None:
-        return None
-    if not isinstance(given, Integral) or isinstance(given, bool):
-        raise ArgumentError(wanted)
-    if given < 1:
-        raise ConfigError(wanted)
-    return int(given)
+            plain = value.item() if isinstance(value, np.generic) else value
+            values[key] = known[key].typed(plain)
+        except UsageError as error:
+            raise ArgumentError(str(error)) from None
+    request = replace(request, **values)
+    request.check()
+    return request
 
 
 def _check_prompt(prompt: object) -> None:
@@ -184,28 +164,13 @@ def _check_prompt(prompt: object) -> None:
     if not prompt:
         raise PromptError("the prompt is empty")
     for number, message in enumerate(() if isinstance(prompt, str) else prompt, start=1):
-        if not isinstance(message, Mapping):
+        if not (isinstance(message, Mapping) and "role" in message and _has_content(message)):
             raise ArgumentError(f"{wanted}; item {number} is {message!r:.60}")
-        if "role" not in message:
-            raise ArgumentError(f"message {number} has no role: {message!r:.60}")
-        content = message.get("content")
-        # A list is of typed parts, and calls of tools may stand alone.
-        if not (isinstance(content, str | list | tuple) or "tool_calls" in message):
-            raise ArgumentError(
-                f"the content of message {number} must be text, not {content!r:.60}"
-            )
-        for part in () if isinstance(content, str) else content or ():
-            typed = part if isinstance(part, Mapping) else {"type": "text"}
-            if typed.get("type") == "text" and not isinstance(typed.get("text"), str):
-                raise ArgumentError(f"a part of message {number} has no text: {part!r:.60}")
 
 
-def _texts(name: str, given: object) -> tuple[str, ...]:
-    """The texts of an argument that may be one, or several."""
-    texts = (given,) if isinstance(given, str) else given
-    if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
-        raise ArgumentError(f"{name} must be a text, or a list of texts; not {given!r:.60}")
-    return tuple(texts)
+def _has_content(message: Mapping[str, Any]) -> bool:
+    """Whether a message has a text or typed parts, or calls tools."""
+    return "tool_calls" in message or isinstance(message.get("content"), str | list | tuple)
 
 
 def load(name: str | Path = "demo", **options: Any) -> Model:
@@ -228,17 +193,9 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
     """
     if not isinstance(name, str | Path):
         raise ArgumentError(f"name must be a hub id, a folder or demo, not {name!r:.60}")
-    known = options_of(_LoadRequest)
-    for key in options.keys() - (known.keys() - {"model", "strategy", "color"}):
-        raise ArgumentError(f"load() has no option {key!r}")
     if isinstance(sources := options.get("sources"), list | tuple):
         options["sources"] = ",".join(map(str, sources))
-    try:
-        typed = {key: known[key].typed(value) for key, value in options.items()}
-    except UsageError as error:
-        raise ArgumentError(str(error)) from None
-    request = _LoadRequest(model=str(name), **typed)
-    request.check()
+    request = _request(_LoadRequest(model=str(name)), "load", options)
     session = open_session(request, Terminal(quiet=True), request, bars=True)
     for notice in session.notices:
         warnings.warn(notice, stacklevel=2)

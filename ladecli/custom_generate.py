@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,9 +19,8 @@ from .decoder.config import Limits, LookaheadConfig, SamplingConfig
 from .decoder.decoder import Decoder
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
-from .decoder.kv_cache import LayerShape
 from .decoder.load import Wanted, find_way, new_cache
-from .decoder.model.families import ModelFacts, model_facts
+from .decoder.model.families import model_facts
 from .decoder.model.forward import Forward
 from .decoder.model.modified import fingerprint, intervention, prepares_inputs
 from .decoder.model.own_cache import OwnCacheModel
@@ -28,7 +28,7 @@ from .decoder.model.stock import StockModel
 from .decoder.model.transformer import Transformer
 from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
-from .generation_config import REFUSED, refused
+from .generation_config import REFUSED, asking
 from .options.model import StepOptions
 from .session.setup import choose_profile, products_as_they_are
 from .specs.device import detect
@@ -42,9 +42,9 @@ class _Known:
     # where the model was then, its type, and what had been done to it
     state: tuple[torch.device, torch.dtype, int]
     lookahead: LookaheadConfig  # the profile's settings
-    # the kind of forward that runs it; None for transformers' own decoding
-    forward: type[Forward] | None
-    shapes: list[LayerShape]  # of what its layers cache
+    # makes what runs it, of the model itself, which stays as it is and whose weights may be others
+    # by then; None for transformers' own decoding
+    make_forward: Callable[[Any], Forward] | None
     # whether something of the caller's hangs on it, such as hooks.  What those do may be another
     # thing at every call, so nothing is remembered then but the settings.
     intervention: bool
@@ -73,7 +73,6 @@ class CustomGenerate:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
-        lade_streamer: Any = None,
         lade_config: LookaheadConfig | None = None,
         lade_seed: int | None = None,
         tokenizer: Any = None,
@@ -94,8 +93,6 @@ class CustomGenerate:
         Args:
             model, input_ids, logits_processor, stopping_criteria, generation_config,
                 model_kwargs: as transformers passes them.
-            lade_streamer: a transformers streamer, where this is called by a function that is
-                the `custom_generate`; else `streamer=` does.
             lade_config: window, n-grams, guesses; None for those of the device's profile, which
                 are chosen once for a model; what there is to say of them comes as warnings.
             lade_seed: of sampling; None takes one from torch's generator.
@@ -111,16 +108,12 @@ class CustomGenerate:
             UnsupportedModelError: the model cannot be decoded this way.
         """
         dropped = lade_dropped or {}
-        others = {**model_kwargs, "assistant_model": assistant_model}
-        if dropped.get("synced_gpus"):
-            others["synced_gpus"] = True
+        asked = {"assistant_model": assistant_model, "synced_gpus": dropped.get("synced_gpus")}
         facts = model_facts(model.config)
-        _refuse(model, input_ids, generation_config, others)
-        if lade_streamer is not None:
-            lade_streamer.put(input_ids.cpu())
-        streamer = lade_streamer or dropped.get("streamer")  # that one has the prompt
+        _refuse(input_ids, generation_config, model_kwargs | asked)
+        streamer = dropped.get("streamer")  # which has the prompt already
         known = _known(model)
-        if known.forward is None:
+        if known.make_forward is None:
             return model._sample(  # type: ignore[no-any-return]
                 input_ids,
                 logits_processor=logits_processor,
@@ -137,7 +130,7 @@ class CustomGenerate:
                 lade_seed = int(torch.randint(2**62, (1,)))
             # Temperature, top-k and the like are among the logits processors already.
             sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
-        forward = _make_forward(model, facts, known)
+        forward = known.make_forward(model)
         decoder = Decoder(Runner(forward, new_cache(forward, text.most)), facts)
         if text.most > decoder.max_context:
             warnings.warn(
@@ -199,8 +192,7 @@ lookahead = CustomGenerate()
 def _take_back(frame: FrameType | None) -> None:
     """Put what `generate` drops for callables where it looks for arguments of their own.
 
-    transformers sorts the arguments in one function, which is under way; where a version has no
-    such function, `lade_streamer` is left, and stop strings by `stopping_criteria`.
+    transformers sorts the arguments in one function, which is under way.
     """
     while frame is not None and frame.f_code.co_name != "_extract_generation_mode_kwargs":
         frame = frame.f_back
@@ -235,20 +227,20 @@ def _known(model: Any) -> _Known:
             choice = choice.on_products(products_as_they_are(model, device))
         settings, notices = choice.lookahead, [*choice.notices]
     what = intervention(model)
-    kind, shapes, more = _forward_of(model, what)
+    make_forward, more = _find_forward(model, what)
     notices += more
     for notice in notices:
         if before is None or notice not in before.notices:
             warnings.warn(notice, stacklevel=4)
-    known = _Known(state, settings, kind, shapes, what is not None, tuple(notices))
+    known = _Known(state, settings, make_forward, what is not None, tuple(notices))
     _MODELS[model] = known
     return known
 
 
-def _forward_of(
+def _find_forward(
     model: Any, what: str | None
-) -> tuple[type[Forward] | None, list[LayerShape], list[str]]:
-    """The kind of forward that runs a model, shapes, and notices; see `_Known`.
+) -> tuple[Callable[[Any], Forward] | None, list[str]]:
+    """What makes the forward of a model, and notices; see `_Known`.
 
     Args:
         model: as it is now.
@@ -256,7 +248,7 @@ def _forward_of(
     """
     if prepares_inputs(model):
         what = "something else than its class prepares its inputs"
-        return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
+        return None, [f"transformers' own decoding runs, without drafts: {what}"]
     try:
         facts = model_facts(model.config)
         way = find_way(model, facts, Wanted(join=False, not_ours=what))
@@ -265,19 +257,13 @@ def _forward_of(
             raise
     else:
         if what is None or isinstance(way.forward, StockModel):
-            return type(way.forward), way.forward.layer_shapes, [*way.notices]
+            makers: dict[type[Forward], Callable[[Any], Forward]] = {
+                Transformer: partial(Transformer, facts=facts, join=False),
+                StockModel: partial(StockModel, shapes=way.forward.layer_shapes),
+            }
+            return makers.get(type(way.forward), OwnCacheModel), [*way.notices]
     # It is not meant for steps of several tokens, or for a prompt in parts.
-    return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
-
-
-def _make_forward(model: Any, facts: ModelFacts, known: _Known) -> Forward:
-    """What runs the model, which belongs to the caller: it stays as it is, and its weights may be
-    others by now."""
-    if known.forward is Transformer:
-        return Transformer(model, facts, join=False)
-    if known.forward is StockModel:
-        return StockModel(model, known.shapes)
-    return OwnCacheModel(model)
+    return None, [f"transformers' own decoding runs, without drafts: {what}"]
 
 
 # What transformers always passes, and what is the same whether it is passed or not.
@@ -287,31 +273,20 @@ _ALLOWED_KWARGS = frozenset(
 )
 
 
-def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
+def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Say clearly what this does not do."""
     what = None
     mask = model_kwargs.get("attention_mask")
     caches = [model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None]
     further = ((k, v) for k, v in model_kwargs.items() if k not in _ALLOWED_KWARGS)
-    others = [k for k, v in further if v is not None and v != {}]
-    if config is None:
-        what = "a call without a generation config; call it through model.generate"
-    elif asked := refused(config):
+    others = [k for k, v in further if v is not None and v is not False and v != {}]
+    if asked := asking(config, REFUSED):
         name = asked[0]
-        value, off = getattr(config, name), REFUSED[name]
-        own = getattr(model.generation_config, name, None) == value
-        whose = " of the model's generation config" if own else ""
-        what = f"{name}={value!r}{whose}; pass {name}={off!r}"
-    elif "synced_gpus" in others:
-        what = "synced_gpus, nor models under FSDP or ZeRO-3; leave custom_generate out"
-    elif "assistant_model" in others:
-        what = "an assistant_model; it drafts by itself, so leave that out"
+        what = f"{name}={getattr(config, name)!r}; pass {name}={REFUSED[name]!r}"
     elif others:
         what = f"{others[0]}; it decodes from input_ids alone"
     elif input_ids.shape[0] != 1:
         what = f"a batch of {input_ids.shape[0]} prompts; pass one at a time"
-    elif input_ids.shape[1] == 0:
-        what = "an empty prompt"
     elif mask is not None and not bool(mask.all()):
         what = (
             "padding: the attention mask, which transformers makes where none is passed, leaves"

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from .decoder.events import Detail, Logprobs, PromptRead, Started, StepNarrowed, StepTimes
 
-Reason: TypeAlias = Literal["eos", "stop", "length", "context", "time", "memory", "interrupted"]
+Reason: TypeAlias = Literal["eos", "stop", "length", "context", "memory", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,8 @@ else:
 
 LIMIT = 100_000_000
 """Bytes of the largest file that is read; a device without an end is refused after them."""
-_MARKS = {
-    # That of UTF-16 begins that of UTF-32.
-    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
-}
-"""Encodings by the byte order mark that a text begins with; UTF-8 is all others."""
+CONVERT = "save it as UTF-8, or convert it, for example with iconv -f latin1 -t utf-8"
+"""What to do about a text in another encoding."""
 
 
 def read(path: Path, *, pipes: bool = False) -> bytes:
@@ -114,30 +110,17 @@ def decode(data: bytes, name: str) -> str:
     Raises:
         UsageError: it is something else; the message says so.
     """
-    marked = _marked(data)
-    try:
-        # A binary file need not be UTF-8 either.
-        text = "\0" if not marked and b"\0" in data else data.decode(marked or "utf-8-sig")
-    except UnicodeDecodeError as error:
-        what, fix = "not UTF-8", conversion(data)
-        if marked:
-            what, fix = f"damaged {marked.upper()}", "save it again as UTF-8"
-        raise UsageError(f"{name} is {what} (byte {error.start}); {fix}") from None
-    if "\0" in text:
+    encoding = "utf-8-sig"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in data:
         raise UsageError(f"{name} is binary (a zero byte); give a text file in UTF-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        kind = encoding.removesuffix("-sig").upper()
+        raise UsageError(f"{name} is not {kind} (byte {error.start}); {CONVERT}") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def conversion(data: bytes) -> str:
-    """The advice that makes UTF-8 of text in an encoding that bytes of it give away."""
-    if encoding := _marked(data):
-        return f"convert it with iconv -f {encoding} -t utf-8"
-    return "convert it, for example with iconv -f latin1 -t utf-8"
-
-
-def _marked(data: bytes) -> str | None:
-    """The encoding that a byte order mark tells."""
-    return next((each for mark, each in _MARKS.items() if data.startswith(mark)), None)
 
 
 def check(path: Path, option: str) -> None:
@@ -150,29 +133,20 @@ def check(path: Path, option: str) -> None:
     """
     if str(path) == "-":
         raise UsageError(f"{option} -: this cannot go to stdout; name a file")
-    if "\0" in str(path):
-        raise UsageError(f"{option} {path}: no file name holds a zero byte; name another")
-    place = path
     try:
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; name a file in it")
         folder = path.resolve().parent
         if not folder.is_dir():
             raise UsageError(f"{option} {path}: the folder {folder} does not exist")
-        # Files are replaced, which takes a new one in the folder; devices and pipes are written to.
-        place = path if is_device(path) else folder
-        if not os.access(place, os.W_OK):
-            raise PermissionError
-        if place == folder:
+        if not is_device(path):  # files are replaced, which takes a new one in the folder
             fresh = _fresh(path.resolve())
             fresh.touch(exist_ok=False)
             fresh.unlink()
-    except (OSError, RuntimeError) as error:  # the second of a loop of links, until Python 3.13
-        reason = getattr(error, "strerror", str(error))
-        why = f" ({reason})" if reason else ""
-        raise UsageError(
-            f"{option} {path}: nothing can be written to {place}{why}; choose another"
-        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        # The second of a loop of links, until Python 3.13; the third of a name with a zero byte.
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{option} {path} cannot be written ({reason}); choose another") from error
 
 
 def check_new(path: Path, option: str) -> None:

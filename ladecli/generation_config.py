@@ -9,13 +9,12 @@ docs/models.md names them, and a test finds those that a version of transformers
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, WatermarkingConfig
+from transformers import GenerationConfig, LogitsProcessorList
 
 from .decoder.config import SamplingConfig
 from .decoder.errors import ConfigError
@@ -34,77 +33,46 @@ PROCESSORS = (
     *("remove_invalid_values", "renormalize_logits", "watermarking_config"),
 )
 """Fields that transformers makes a logits processor of."""
-ENDS = ("stop_strings", "max_length", "max_new_tokens", "max_time")
-"""Fields that end a text, beside `eos_token_id`."""
 OTHER_WAYS: dict[str, Any] = {
     "num_beams": 1,
-    "penalty_alpha": None,  # contrastive search, unless it samples
+    "penalty_alpha": None,  # contrastive search
     "dola_layers": None,
     "constraints": None,
     "force_words_ids": None,
     "guidance_scale": 1,  # runs the model a second time
     "token_healing": False,  # changes the prompt
     "num_return_sequences": 1,
+    "max_time": None,  # other texts on other machines
 }
 """Fields that ask for another way to decode, with what does not ask for it."""
 REFUSED = {
-    **{name: off for name, off in OTHER_WAYS.items() if name != "token_healing"},
+    **{name: off for name, off in OTHER_WAYS.items() if name not in ("token_healing", "max_time")},
     "return_dict_in_generate": False,
 }
-"""What a call of `generate` must not ask for, which has healed the prompt already."""
+"""What a call of `generate` must not ask for; it heals prompts and looks at the clock itself."""
 
 
-class AsStated(GenerationConfig):  # type: ignore[misc]
-    """A generation config with any values: transformers refuses a model for one that makes no
-    sense, of whatever field.  See `AnswerDefaults.ignored`."""
-
-    def __init__(self, **fields: Any) -> None:
-        watermarking = fields.pop("watermarking_config", None)
-        super().__init__(**fields)
-        self.watermarking_config = watermarking
-        if isinstance(watermarking, dict):
-            with contextlib.suppress(TypeError, ValueError):
-                self.watermarking_config = WatermarkingConfig.from_dict(watermarking)
-
-    def validate(self, *_: Any, **__: Any) -> None:
-        """Take all of it."""
-
-
-def refused(config: Any) -> list[str]:
-    """The fields that a call of `generate` must not have."""
-    return _asking(config, REFUSED)
-
-
-def _asking(config: Any, others: Mapping[str, Any]) -> list[str]:
-    found = []
-    for name, off in others.items():
-        value = getattr(config, name, None)
-        # Where it samples, `generate` does not look at that one.
-        ignored = name == "penalty_alpha" and (config.do_sample or not value)
-        if value is not None and value != off and not ignored:
-            found.append(name)
-    return found
+def asking(config: Any, others: Mapping[str, Any]) -> list[str]:
+    """The fields of a generation config that ask for one of other ways to decode."""
+    given = ((name, getattr(config, name, None), off) for name, off in others.items())
+    return [name for name, value, off in given if value is not None and value != off]
 
 
 def stated(config: Any) -> tuple[dict[str, Any], list[str]]:
     """The fields of a `SamplingConfig` that a generation config has values for, and its values
-    that make no sense: many of these files are edited by hand."""
+    that make no sense: files say `top_k` -1, for one."""
     given: dict[str, Any] = {}
     wrong = []
     for name in SAMPLING:
-        value = getattr(config, name)
-        if value is None:
+        if (value := getattr(config, name)) is None:
             continue
         try:
             number: Any = int(value) if name == "top_k" else float(value)
             SamplingConfig(**{name: number})
-            sensible = type(value) in (int, float) and number == value
         except (ConfigError, OverflowError, ValueError, TypeError):
-            sensible = False
-        if sensible:
-            given[name] = number
-        else:
             wrong.append(f"{name} {value!r}")
+        else:
+            given[name] = number
     return given, wrong
 
 
@@ -122,37 +90,18 @@ def sampling_of(config: Any) -> SamplingConfig:
     return SamplingConfig(**{"temperature": 1.0} | usual | given)
 
 
-def invalid_processors(model: Any, vocabulary: int) -> list[str]:
-    """The fields that are for a logits processor, and have values that it refuses, for models with
-    `vocabulary` token ids."""
-    found = []
-    for name in PROCESSORS:
-        if getattr(model.generation_config, name, None) is None:
-            continue
-        try:
-            alone = _config_of(model.generation_config, [name], SamplingConfig(temperature=1.0))
-            ids, scores = torch.zeros((1, 2), dtype=torch.long), torch.zeros((1, vocabulary))
-            alone.eos_token_id = [0]
-            for processor in _processors(model, alone, ids, 3):
-                processor(ids, scores)  # most of them look at their values when they are used
-        except Exception:  # they raise anything
-            found.append(name)
-    return found
-
-
 def as_generate(
-    model: Any, sampling: SamplingConfig, vocabulary: int, stop_ids: Collection[int]
+    own: GenerationConfig, sampling: SamplingConfig, stop_ids: Collection[int]
 ) -> GenerationConfig:
     """What `generate` has to be told to choose tokens as an answer here does.
 
     Args:
-        model: of whose generation config the logits processors are taken, as far as they work.
+        own: the model's, of which the logits processors are taken.
         sampling: how the answer chooses tokens.
-        vocabulary: number of token ids.
         stop_ids: that end the answer.
     """
-    own, left_out = model.generation_config, {*invalid_processors(model, vocabulary)}
-    if own.min_new_tokens is not None and "min_new_tokens" not in left_out:
+    left_out = set()
+    if own.min_new_tokens is not None:
         left_out.add("min_length")
     if not stop_ids:
         left_out.add("exponential_decay_length_penalty")  # it raises the score of the end
@@ -194,16 +143,11 @@ def _processors(
 
 @dataclass(frozen=True, slots=True)
 class AnswerDefaults:
-    """What a model says of its answers: its generation config, as far as that makes sense."""
+    """What a model says of its answers: its generation config."""
 
-    model: Any  # of transformers
+    config: GenerationConfig
     tokenizer: Any
     vocabulary: int  # number of token ids
-
-    @property
-    def config(self) -> Any:
-        """The generation config."""
-        return self.model.generation_config
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -228,29 +172,27 @@ class AnswerDefaults:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends a text: those of the generation config, or the tokenizer's."""
-        return stop_ids_of(self.config, self.tokenizer, self.vocabulary)
+        stated, own = self.config.eos_token_id, self.tokenizer.eos_token_id
+        named = stated if isinstance(stated, list | tuple) else [stated]
+        ids = {each for each in named if each in range(self.vocabulary)}
+        return frozenset(ids or (() if own is None else (own,)))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The strings that end a text."""
-        given = self.config.stop_strings if _is_sensible_end(self.config, "stop_strings") else ()
+        given = self.config.stop_strings or ()
         return (given,) if isinstance(given, str) else tuple(given)
-
-    @property
-    def max_seconds(self) -> float | None:
-        """Seconds after which a text ends with the step under way; None for no such limit."""
-        return float(self.config.max_time) if _is_sensible_end(self.config, "max_time") else None
 
     def length_limit(self, prompt: int) -> int | None:
         """The most new tokens after a prompt of this many; None where there is no limit for it."""
-        config = self.config
-        if _is_sensible_end(config, "max_new_tokens"):
-            return int(config.max_new_tokens)
-        room = config.max_length - prompt if _is_sensible_end(config, "max_length") else 0
+        if (most := self.config.max_new_tokens) is not None:
+            return int(most)
+        room = (self.config.max_length or 0) - prompt
         return room if room > 0 else None
 
     def choose(
         self,
+        model: Any,
         sampling: SamplingConfig,
         prompt: Sequence[int],
         max_length: int,
@@ -264,13 +206,13 @@ class AnswerDefaults:
         it, in their order, and the decoder draws from what they leave.
 
         Args:
+            model: of transformers.
             sampling, stop_ids: see `as_generate`.
             prompt: token ids.
             max_length: tokens of prompt and answer at most.
             device: where logits are.
         """
-        model = self.model
-        config = as_generate(model, sampling, self.vocabulary, stop_ids)
+        config = as_generate(self.config, sampling, stop_ids)
         ids = torch.tensor([list(prompt)], device=device)
         plain = SamplingConfig(temperature=float(not sampling.greedy))
         neutral = _config_of(config, [*PROCESSORS, "eos_token_id"], plain)
@@ -281,43 +223,4 @@ class AnswerDefaults:
     @property
     def ignored(self) -> list[str]:
         """Settings of the generation config that are not applied."""
-        wrong = invalid_processors(self.model, self.vocabulary)
-        more = [f"{name} {getattr(self.config, name)!r}" for name in wrong]
-        return sorted(unapplied(self.config, self.vocabulary) + more)
-
-
-def unapplied(config: Any, vocabulary: int) -> list[str]:
-    """What of a generation config is not applied, as far as that shows without the model."""
-    given = [name for name in ENDS if getattr(config, name) is not None]
-    wrong = [name for name in given if not _is_sensible_end(config, name)]
-    if not all(_is_token(each, vocabulary) for each in _stated_stops(config)):
-        wrong.append("eos_token_id")
-    named = [f"{name} {getattr(config, name)!r}" for name in wrong]
-    return _asking(config, OTHER_WAYS) + stated(config)[1] + named
-
-
-def stop_ids_of(config: Any, tokenizer: Any, vocabulary: int) -> frozenset[int]:
-    """The end tokens of a generation config, or the tokenizer's; ids are below `vocabulary`."""
-    ids = {each for each in _stated_stops(config) if _is_token(each, vocabulary)}
-    own = tokenizer.eos_token_id
-    return frozenset(ids or (() if own is None else (own,)))
-
-
-def _stated_stops(config: Any) -> list[Any]:
-    stated = config.eos_token_id
-    return list(stated) if isinstance(stated, list | tuple) else [stated] * (stated is not None)
-
-
-def _is_token(value: object, vocabulary: int) -> bool:
-    return type(value) is int and 0 <= value < vocabulary
-
-
-def _is_sensible_end(config: Any, name: str) -> bool:
-    """Whether there is a value, of the right kind."""
-    value = getattr(config, name)
-    if name == "stop_strings":
-        strings = value if isinstance(value, list | tuple) else [value]
-        return all(isinstance(each, str) and each for each in strings)
-    if name == "max_time":
-        return type(value) in (int, float) and value >= 0
-    return type(value) is int and value > 0
+        return asking(self.config, OTHER_WAYS) + stated(self.config)[1]

@@ -208,7 +208,7 @@ class Tally:
     @property
     def cut(self) -> bool:
         """Whether it reached a limit, and is whole as far as it goes."""
-        return self.reason in ("length", "context", "time")
+        return self.reason in ("length", "context")
 
     @property
     def ended_well(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
+from transformers import GenerationConfig
 
 from .decoder.compat import needs_eager
 from .decoder.errors import Error
@@ -27,7 +28,7 @@ from .decoder.model.release import apart
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
 from .errors import LoadError
-from .generation_config import AnswerDefaults, AsStated, stop_ids_of, unapplied
+from .generation_config import AnswerDefaults
 from .options.model import ModelOptions, PlacementOptions
 from .specs import adapters, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
@@ -76,7 +77,7 @@ class LoadedModel(PlannedModel):
     @property
     def defaults(self) -> AnswerDefaults:
         """What the model says of its answers."""
-        return AnswerDefaults(self.model, self.tokenizer, self.spec.vocabulary)
+        return AnswerDefaults(self.model.generation_config, self.tokenizer, self.spec.vocabulary)
 
 
 def plan(
@@ -136,9 +137,7 @@ def _notices(parts: Adapted, where: Placement, spec: ModelSpec, gguf: str | None
     size = memory.format_bytes(spec.weight_bytes)
     yield from parts.notices(f"{size} as {spec.weights}")
     if gguf:
-        smaller = replace(where, quantize="8bit").own_int8 and spec.weights == "float32"
-        fix = "; --quantize 8bit takes less than half of that" if smaller else ""
-        yield f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory{fix}"
+        yield f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory"
     if where.own_int8 and not int8.has_vnni():
         yield "8 bits save memory here but no time: this processor has no products of them (VNNI)"
 
@@ -193,20 +192,23 @@ def check_weights(planned: PlannedModel) -> list[str]:
 def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int], list[str]]:
     """The tokenizer of a model that is here, the ids that its configs name as end tokens, and what
     of its generation config is not applied."""
-    tokenizer, vocabulary = _tokenizer(planned), planned.spec.vocabulary
-    config = _stated(planned)
-    return tokenizer, stop_ids_of(config, tokenizer, vocabulary), unapplied(config, vocabulary)
+    tokenizer = _tokenizer(planned)
+    defaults = AnswerDefaults(_stated(planned), tokenizer, planned.spec.vocabulary)
+    return tokenizer, defaults.stop_ids, defaults.ignored
 
 
 def _stated(planned: PlannedModel) -> Any:
-    """A model's generation config: of its file, or of its configuration."""
-    source, hub_options, read = planned.source, planned.hub_options, AsStated.from_pretrained
-    if "gguf_file" in hub_options:
-        return AsStated.from_model_config(planned.config)
-    try:
-        return read(source, **hub_options)
-    except OSError:  # there is no such file
-        return read(source, config_file_name="config.json", _from_model_config=True, **hub_options)
+    """A model's generation config: of its file, or of its configuration.
+
+    Raises:
+        LoadError: transformers refuses a value.
+    """
+    hub_options, read = planned.hub_options, GenerationConfig.from_pretrained
+    with _loading(planned.parts.base, planned.options, False, "its generation config"):
+        if "gguf_file" not in hub_options:
+            with contextlib.suppress(OSError):  # there is no such file
+                return read(planned.source, **hub_options)
+        return GenerationConfig.from_model_config(planned.config)
 
 
 def load(
@@ -253,19 +255,12 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
             ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
             model(input_ids=ids, use_cache=False)
     except Exception as error:
-        if is_out_of_memory(error):
-            raise LoadError(
-                f"{name} leaves no memory on {label} to compute with; take a smaller model, or"
-                " free some memory"
-            ) from error
         why, weights = reason_of(error), planned.spec.weights
         how = f"over {ranks} ranks" if ranks > 1 else f"in {weights} on {label}"
-        fix = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}.get(weights, "")
-        if planned.placement.own_int8:
-            fix = "; leave --quantize out"
+        fix = "try another --quantize, or leave it out"
         if ranks > 1:
-            fix = "; use --device-map auto or --parallel-mode lookahead"
-        raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
+            fix = "use --device-map auto or --parallel-mode lookahead"
+        raise LoadError(f"{name} cannot be computed {how}: {why}; {fix}") from error
 
 
 def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
@@ -316,7 +311,7 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
         planned.source,
         config=planned.config,
-        generation_config=transformers.GenerationConfig(),  # the model's own may be refused
+        generation_config=GenerationConfig(),  # the model's own is read by `_stated`
         output_loading_info=True,
         attn_implementation="eager" if needs_eager(planned.config) else None,
         # Where peft is installed, transformers looks for adapters too.

@@ -5,7 +5,6 @@ The builtin suite was written for this program: chat, code, maths, summary, tran
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ from pydantic import (
 )
 
 from . import files
-from .errors import LadeError, UsageError, flaw
+from .errors import LadeError, UsageError, describe_error, flaw
 from .session.chat_template import REASONING_KEYS
 from .session.conversation import Conversation, NotSupported, as_parts
 from .session.dialogue import Row
@@ -35,7 +34,6 @@ STDIN = "-"
 """The name of standard input."""
 FIX = "give prompts of your own by --prompts FILE.jsonl"
 EXAMPLE = 'write rows like {"prompt": "Hello"}'
-EXAMPLE_OF_MESSAGES = 'write rows like {"messages": [{"role": "user", "content": "Hello"}]}'
 
 
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -126,9 +124,8 @@ def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
         return _fetch(name, offline)
     is_path = os.sep in name or name.endswith((".jsonl", ".json")) or name == STDIN
     if not (is_path or os.path.exists(name)):
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"use {', '.join(NAMES)} or a .jsonl file"
-        raise UsageError(f"there is no prompt suite or file {name!r}; {fix}")
+        known = ", ".join(NAMES)
+        raise UsageError(f"there is no prompt suite or file {name!r}; use {known} or a .jsonl file")
     rows = read_rows(name)
     lines: dict[str, int] = {}
     for number, row in rows.items():
@@ -210,8 +207,7 @@ def _parse(text: str, where: str) -> dict[int, Row]:
             turns, start = _said(found)
         except ValueError as error:
             problem = flaw(error) if isinstance(error, ValidationError) else error
-            example = EXAMPLE_OF_MESSAGES if '"messages"' in line else EXAMPLE
-            raise UsageError(f"{where}, line {number}: {problem}; {example}") from error
+            raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}") from error
         row_id, category = (each and each.strip() for each in (found.id, found.category))
         rows[number] = Row(row_id or line_id(number), category or "all", turns, start)
     return rows
@@ -232,9 +228,7 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
             raise ValueError("a prompt is blank")
         return turns, start
     if not line.messages:
-        empty = "messages" in line.model_fields_set
-        wrong = "'messages' is empty" if empty else "it has no 'prompt', 'turns' or 'messages'"
-        raise ValueError(wrong)
+        raise ValueError("it has no 'prompt', 'turns' or 'messages'")
     *earlier, last = line.messages
     for number, message in enumerate(earlier):
         if message.role == "user":
@@ -276,7 +270,7 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise LadeError(f"the suite {name} was changed on the hub; {FIX}") from error
     except Exception as error:  # the hub's own errors, its HTTP library's, the disk's
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = describe_error(error)
         raise LadeError(f"the suite {name} cannot be fetched: {reason}; {FIX}") from error
     return tuple(rows)
 

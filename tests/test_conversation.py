@@ -45,24 +45,6 @@ def test_files_give_back_what_they_got() -> None:
         assert from_json(talk.as_json("demo")) == talk
 
 
-@pytest.mark.parametrize(
-    ("text", "closing"),
-    [
-        ("So:\n```python\nx = 1", "```"),
-        ("~~~~\n~~~\n```", "~~~~"),
-        ("````\n```\n", "````"),
-        ("```\nx\n```", None),
-        ("  ```sh\nx\n  ``` ", None),
-        ("``` is a fence: ```", None),
-    ],
-)
-def test_a_page_goes_on_after_a_message_that_was_cut_in_its_code(
-    text: str, closing: str | None
-) -> None:
-    page = Conversation().asked("one").answered(text).asked("two").as_markdown("demo")
-    assert f"{text}\n{closing}\n\n## You" in page if closing else f"{text}\n\n## You" in page
-
-
 def row(**changes: Any) -> str:
     good = {"format": "lade-chat", "version": 1, "messages": [{"role": "user", "content": "a"}]}
     return json.dumps({**good, **changes})

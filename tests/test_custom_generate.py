@@ -18,12 +18,9 @@ from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import ladecli
-from ladecli import custom_generate
 from ladecli.decoder.compat import cache_argument, returned_cache
 from ladecli.decoder.model.modified import fingerprint
-from ladecli.decoder.strategies import make_strategy
 from ladecli.profiles import user
-from ladecli.specs.device import Device, Rates
 
 from .families import model_of, new_model, prompt_for
 
@@ -48,12 +45,13 @@ def ask(model: Any, prompt: list[int] | None = None, **options: Any) -> list[int
     return [int(token) for token in out[0]]
 
 
-def both(family: str, **options: Any) -> tuple[list[int], list[int]]:
-    """Ids by transformers and by lookahead inside transformers."""
-    model, prompt = own_model(family), prompt_for(family)
-    settings = {"attention_mask": torch.ones(1, len(prompt)), "pad_token_id": 0, **options}
+def same_text(model: Any, prompt: list[int] | None = None, **options: Any) -> list[int]:
+    """What both `generate` and lookahead make of a prompt."""
+    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
+    settings |= {"eos_token_id": None, "pad_token_id": 0, **options}
     own = ask(model, prompt, custom_generate=None, **settings)
-    return own, ask(model, prompt, lade_config=CONFIG, **settings)
+    assert ask(model, prompt, lade_config=CONFIG, **settings) == own
+    return own
 
 
 @pytest.mark.parametrize(
@@ -62,18 +60,15 @@ def both(family: str, **options: Any) -> tuple[list[int], list[int]]:
         ("llama", {"max_new_tokens": 30}),
         ("mistral", {"max_new_tokens": 30}),
         ("gpt2", {"max_new_tokens": 30}),
-        ("llama", {"max_length": 40}),
-        ("llama", {"max_new_tokens": 30, "repetition_penalty": 1.4}),
-        ("gpt2", {"max_new_tokens": 30, "repetition_penalty": 1.4}),
-        ("mistral", {"max_new_tokens": 40, "no_repeat_ngram_size": 2}),
-        ("llama", {"max_new_tokens": 30, "bad_words_ids": [[5], [7, 8]], "min_new_tokens": 20}),
+        ("llama", {"max_length": 40, "max_new_tokens": None}),
         ("llama", {"max_new_tokens": 1}),
         ("llama", {"max_new_tokens": 9, "output_hidden_states": True}),
     ],
 )
 def test_greedy_equals_generate(family: str, options: dict[str, Any]) -> None:
-    own, mine = both(family, do_sample=False, **options)
-    assert own == mine
+    prompt = prompt_for(family)
+    mask = torch.ones(1, len(prompt))
+    assert same_text(own_model(family), prompt, attention_mask=mask, **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba"])
@@ -88,15 +83,6 @@ def test_a_cache_must_be_empty(family: str) -> None:
     filled = returned_cache(model(ids, use_cache=True))
     with pytest.raises(ValueError, match="a cache that holds tokens"):
         model.generate(ids, **given | {name: filled})
-
-
-def test_every_end_token_counts() -> None:
-    settings = {"do_sample": False, "max_new_tokens": 40}
-    own, _ = both("llama", **settings)
-    new = own[len(prompt_for("llama")) :]
-    for at in (1, 2, 3, 9):
-        own, mine = both("llama", **settings, eos_token_id=[96, new[at]])
-        assert own == mine
 
 
 def test_sampling_depends_on_the_seed() -> None:
@@ -129,10 +115,9 @@ def test_the_streamer_gets_every_token_in_order() -> None:
     ask(model, custom_generate=None, streamer=plain, **settings)
     partial = functools.partial(ladecli.lookahead, lade_config=CONFIG)
     for way in (ladecli.lookahead, partial):
-        for name in ("streamer", "lade_streamer"):
-            streamer = Streamer()
-            ask(model, custom_generate=way, **settings, **{name: streamer})
-            assert streamer.got == plain.got
+        streamer = Streamer()
+        ask(model, custom_generate=way, **settings, streamer=streamer)
+        assert streamer.got == plain.got
 
 
 def test_a_context_that_is_too_short_is_said() -> None:
@@ -146,14 +131,6 @@ def test_a_context_that_is_too_short_is_said() -> None:
 
 def short_answer(model: Any = None) -> None:
     ask(model or own_model("llama"), max_new_tokens=3, do_sample=False)
-
-
-def test_the_weights_of_the_caller_count_as_they_are_now() -> None:
-    model = own_model("llama")
-    before = same_text(model)
-    with torch.no_grad():
-        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
-    assert same_text(model) != before
 
 
 # The model as it is now.
@@ -216,13 +193,10 @@ def other_data(layer: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "layer": lambda layer: layer.register_forward_hook(scale),
-    "attention": lambda layer: layer.self_attn.register_forward_hook(scale),
     "mlp": lambda layer: layer.mlp.register_forward_hook(scale),
-    "norm": lambda layer: layer.input_layernorm.register_forward_hook(scale),
     "linear": lambda layer: layer.mlp.up_proj.register_forward_hook(scale),
     "input": lambda layer: layer.mlp.register_forward_pre_hook(lambda _, x: (2.0 * x[0],)),
     "newest": lambda layer: layer.register_forward_hook(steer_last),
-    "newest of a linear": lambda layer: layer.mlp.down_proj.register_forward_hook(steer_last),
     "patched": patch,
     "replaced": lambda layer: setattr(layer, "mlp", Scaled(layer.mlp)),
     "of another class": lambda layer: setattr(layer.mlp, "__class__", OtherMLP),
@@ -232,15 +206,6 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 SLOWER = "transformers' (forward|own decoding)"
 """What a warning says, but for weights."""
-
-
-def same_text(model: Any) -> list[int]:
-    """What both `generate` and lookahead make of a prompt."""
-    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
-    settings |= {"eos_token_id": None, "pad_token_id": 0}
-    own = ask(model, custom_generate=None, **settings)
-    assert ask(model, lade_config=CONFIG, **settings) == own
-    return own
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -355,38 +320,17 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
     short_answer(model)  # said once; the tests take a second warning for an error
 
 
-def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
-    monkeypatch.setattr(custom_generate, "detect", lambda name: device)
-    configs: list[ladecli.LookaheadConfig] = []
-
-    def strategy(name: str, config: ladecli.LookaheadConfig) -> Any:
-        configs.append(config)
-        return make_strategy(name, config)
-
-    monkeypatch.setattr(custom_generate, "make_strategy", strategy)
-    for arithmetic in (1e8, 1e14):
-        rates = Rates(1e12, arithmetic, "measured here")
-        monkeypatch.setattr("ladecli.specs.device.measure_rates", lambda *args, rates=rates: rates)
-        with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
-            short_answer()
-    slow, fast = (config.step_cost.at(16, 64) for config in configs)
-    assert slow > 2 * fast, "what was measured decides"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"num_beams": 2}, "num_beams=2; pass num_beams=1"),
-        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences=2"),
-        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
-        ({"attention_mask": torch.tensor([[0] + [1] * 23])}, "padding: the attention mask"),
-        ({"guidance_scale": 1.5}, "guidance_scale=1.5"),
+        (
+            {"attention_mask": torch.tensor([[0] + [1] * 23])},
+            "padding: .*, which transformers makes",
+        ),
         ({"position_ids": torch.arange(24)[None] + 3}, "position_ids that do not count from 0"),
-        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6; pass penalty_alpha=None"),
-        ({"dola_layers": "high"}, "dola_layers='high'; pass dola_layers=None"),
         ({"synced_gpus": True}, "synced_gpus"),
-        ({"assistant_model": own_model("llama")}, "an assistant_model"),
+        ({"assistant_model": own_model("llama")}, "support assistant_model"),
     ],
 )
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
@@ -404,11 +348,3 @@ def test_inputs_beside_the_ids_of_one_text_are_refused() -> None:
             ask_for(torch.tensor([[1, 2]]), **{name: torch.zeros(1)})
     with pytest.raises(ValueError, match="a batch of 2 prompts"):
         ask_for(torch.tensor([[1, 2], [3, 4]]))
-
-
-def test_a_mask_that_the_caller_did_not_pass_is_not_the_callers() -> None:
-    """transformers makes one where the prompt holds the padding token."""
-    model, prompt = own_model("llama"), [5, 0, 7, 8]
-    with pytest.raises(ValueError, match="which transformers makes where none is passed"):
-        ask(model, prompt, max_new_tokens=5)
-    assert len(ask(model, prompt, max_new_tokens=5, attention_mask=torch.ones(1, 4))) > 4

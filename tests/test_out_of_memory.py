@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from ladecli.decoder.events import StepNarrowed
 from ladecli.decoder.model.forward import StepInputs
-from ladecli.events import Ended
-from ladecli.trace.format import read_trace
 
 from .oracle import asks, change_decoders, run_out
 
@@ -83,24 +80,6 @@ def test_the_next_prompt_is_answered(
     assert len(re.findall(OUT, found.err)) == 1
 
 
-def test_a_trace_holds_what_happened(
-    lade: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    narrow, full = 5, 12
-    tighten(monkeypatch, lambda x: len(x.tokens) > narrow or int(x.positions[0]) > full)
-    files = {name: tmp_path / f"x.{name}" for name in ("trace", "svg", "html")}
-    found = lade(*OPTIONS, *(part for n, f in files.items() for part in (f"--{n}", str(f))))
-    assert found.code == 1
-    events = read_trace(files["trace"]).events
-    assert any(isinstance(event, StepNarrowed) for event in events)
-    assert isinstance(events[-1], Ended)
-    assert events[-1].reason == "memory"
-    replayed = lade("replay", str(files["trace"]), "--speed", "inf")
-    assert (replayed.code, replayed.out) == (0, found.out)
-    assert lade("replay", str(files["trace"]), "--step").code == 0
-    assert all(file.stat().st_size > 500 for file in files.values())
-
-
 def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
     talk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,4 +102,4 @@ def test_a_question_that_memory_leaves_unanswered_comes_back(
     assert f"{QUESTIONS[0]}\n> " in chat.err
     assert re.match(OUT, chat.told[0])
     assert "no message yet" in chat.told[1]
-    assert "the reply is empty" not in chat.err
+    assert "the answer is empty" not in chat.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,8 +83,17 @@ def test_other_files_are_refused_before_a_model_is_loaded(
         pool_file.check(DraftFileOptions(pool_file=str(tmp_path / "pool")))
 
 
+EMPTY: dict[str, Any] = {"text": [], "rows": [], "ngrams": []}
+
+
 @pytest.mark.parametrize(
-    "drafts", [None, [], {}, {"text": [VOCABULARY], "rows": [], "ngrams": []}, {"text": "words"}]
+    "drafts",
+    [
+        *(None, [], {}),
+        *(EMPTY | {"text": text} for text in ([VOCABULARY], [-2], "words", [1.5])),
+        *(EMPTY | {"rows": [row]} for row in ([4, [1, 2], [0.5]], [4, [-1], [0.5]], 7)),
+        *(EMPTY | {"ngrams": ngrams} for ngrams in ([[1]], [[VOCABULARY, 1]], None)),
+    ],
 )
 def test_drafts_are_checked_before_they_are_used(tmp_path: Path, drafts: object) -> None:
     path = tmp_path / "pool"

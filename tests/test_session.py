@@ -7,15 +7,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.store import DraftStore
+from ladecli.decoder.errors import RankError
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.models import LoadedModel, load, plan
+from ladecli.session.parallel import Followers, Order
 from ladecli.session.session import Session, Settings
 
 from .capturing import Again
@@ -125,7 +128,7 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.Mo
     assert re.search("without CUDA graphs.*no way", line)
     assert session.new_notices() == []
     failed_at_once = captured(monkeypatch, capture)
-    assert failed_at_once.notices == (line,)
+    assert failed_at_once.notices == (line.removeprefix("some "),)
     assert failed_at_once.new_notices() == []
 
 
@@ -163,13 +166,64 @@ def test_stop_strings_that_never_come_change_nothing() -> None:
     assert texts == [texts[0]] * 3
 
 
-def test_a_window_without_trees_is_told() -> None:
-    session = Session(demo())
-    session.decoder.runner.model.drafts = "chains"
-    text = answer(session, PROMPT, replace(SHARED, lookahead=LookaheadConfig(4, 3, 4)))
-    assert session.new_notices() == []
-    window = replace(SHARED, lookahead=LookaheadConfig(4, 3, 4, sources=("trajectory",)))
-    for _ in range(2):
-        assert answer(session, PROMPT, window) == text
-    (line,) = session.new_notices()
-    assert "leave out --sources trajectory" in line
+# What the followers of other processes are told, and when they are lost.
+
+
+class Sent:
+    """A transport that keeps what is sent."""
+
+    other = "rank 1"
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.lost: RankError | None = None
+
+    def gather(self, order: Order) -> list[Any]:
+        self.orders.append(order)
+        return [order]
+
+    def lose(self, reason: str) -> RankError:
+        self.lost = RankError(reason)
+        return self.lost
+
+    def explain(self) -> RankError | None:
+        return self.lost
+
+
+@pytest.fixture
+def told() -> Any:
+    """Followers, their transport, and answers that begin and may end with an error."""
+    sent: Any = Sent()
+    executor: Any = SimpleNamespace(begun=0)
+    drafts = DraftStore()
+    followers = Followers(sent, executor, split=False)
+
+    def answer(error: BaseException | None = None, *, begins: bool = True) -> DraftStore | None:
+        with followers.answering([1, 2], Settings(), drafts):
+            executor.begun += begins
+            if error is not None:
+                raise error
+        return sent.orders[-1].drafts
+
+    return SimpleNamespace(answer=answer, drafts=drafts, sent=sent, followers=followers)
+
+
+def test_drafts_are_sent_where_followers_have_not_learned_the_same(told: Any) -> None:
+    assert told.answer() is told.drafts
+    assert told.answer() is None
+    told.followers.drafts_changed()
+    assert told.answer() is told.drafts
+    assert told.answer() is None
+    with pytest.raises(KeyboardInterrupt):  # a follower may have learned a step more
+        told.answer(KeyboardInterrupt())
+    assert told.sent.lost is None
+    assert told.answer() is told.drafts
+    with pytest.raises(GeneratorExit):  # all ended within the same step
+        told.answer(GeneratorExit())
+    assert told.answer() is None
+
+
+def test_an_answer_that_does_not_begin_loses_the_ranks(told: Any) -> None:
+    with pytest.raises(RankError, match="interrupted before it began"):
+        told.answer(MemoryError(), begins=False)
+    assert told.sent.lost is not None

@@ -287,14 +287,17 @@ def say(lade: Any, folder: str, *options: str) -> Any:
     return lade("generate", folder, "-p", FIRST, "-n", "20", *options)
 
 
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return CASES["qwen3"].folder.write(tmp_path_factory.mktemp("thinker"))
+def written(name: str) -> Any:
+    """A fixture with the folder of a case."""
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+        return CASES[name].folder.write(tmp_path_factory.mktemp("model"))
+
+    return folder
 
 
-@pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return CASES["named"].folder.write(tmp_path_factory.mktemp("named"))
+thinker, named, muser = written("qwen3"), written("named"), written("schema")
 
 
 def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path) -> None:
@@ -307,7 +310,7 @@ def test_a_template_in_another_encoding_is_named(
 ) -> None:
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / "chat_template.jinja").write_bytes(b'{{ "\xe9" }}')
-    assert "chat_template.jinja is not UTF-8" in say(lade, str(folder)).refused(1)
+    assert "chat_template.jinja is not UTF-8" in say(lade, str(folder)).refused()
     found = lade("doctor", str(folder))
     assert (found.code, "chat_template.jinja" in found.out) == (1, True)
 
@@ -384,7 +387,7 @@ def test_a_named_template_does_not_go_on_with_another_model(
 
 def test_answers_without_text_say_so(lade: Any, thinker: str, tmp_path: Path) -> None:
     folder = CASES["gpt-oss"].folder.write(tmp_path)
-    assert "no text came within 3 tokens" in say(lade, folder, "-n", "3").err
+    assert "the answer is empty" in say(lade, folder, "-n", "3").err
     done = lade("chat", thinker, "-n", "2", typed=f"{FIRST}\n/copy {tmp_path / 'x'}")
     assert "has no answer to copy" in done.err
 
@@ -394,12 +397,6 @@ def test_the_template_in_an_older_processors_file(lade: Any, tmp_path: Path) -> 
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
     assert say(lade, str(folder)).out == "Paris.\n"
-
-
-@pytest.fixture(scope="module")
-def muser(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose template has the reasoning of all earlier turns."""
-    return CASES["schema"].folder.write(tmp_path_factory.mktemp("muser"))
 
 
 @pytest.mark.slow
@@ -451,3 +448,70 @@ def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None
     found = lade("doctor", thinker, "--json", "--template-arg", "nothing=1")
     (line,) = [c for c in found.json()["checks"] if c["name"] == "chat template"]
     assert "no variable 'nothing'" in line["value"]
+
+
+# Where an answer ends.
+
+
+RUNAWAY = ("Paris", ".", "<|im_end|>", "system", "<|im_start|>", " user", "Q")
+
+
+@pytest.fixture(scope="module")
+def runaway(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A chat model whose configs name the base model's end token alone."""
+    return Scripted(CHATML, RUNAWAY, IM).write(tmp_path_factory.mktemp("model"))
+
+
+def answered(lade: Any, folder: str, *arguments: str) -> dict[str, Any]:
+    done = lade("generate", folder, "-p", "Where?", "-n", "7", "--json", *arguments)
+    found: dict[str, Any] = done.json()
+    return found
+
+
+def test_the_token_that_the_template_puts_after_an_answer_ends_it(lade: Any, runaway: str) -> None:
+    found = answered(lade, runaway)
+    assert (found["text"], found["finish_reason"]) == ("Paris.", "eos")
+    assert len(found["token_ids"]) == 3
+    for strategy in ("autoregressive", "jacobi"):
+        assert answered(lade, runaway, "--strategy", strategy)["token_ids"] == found["token_ids"]
+    done = lade("doctor", runaway, "--json")
+    (line,) = [c["value"] for c in done.json()["checks"] if c["name"] == "end tokens"]
+    assert line.index("<|end|>") < line.index("<|im_end|>")
+
+
+@pytest.mark.parametrize("option", ["--ignore-eos", "--raw"])
+def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> None:
+    """A raw text is no conversation; it has the cue of one here."""
+    prompt = "assistant\n" if option == "--raw" else "Where?"
+    done = lade("generate", runaway, "-p", prompt, "-n", "7", "--json", option)
+    assert done.json()["text"] == "Paris.system userQ"
+
+
+@pytest.mark.parametrize(
+    ("after", "ends"),
+    [
+        ("<|im_end|>\n", True),
+        (" <|im_end|>", True),
+        ("\n", False),
+        ("<|im_end|><|im_start|>", False),
+        (" and so on<|im_end|>", False),
+    ],
+)
+def test_one_added_token_right_after_the_words(
+    lade: Any, tmp_path: Path, after: str, ends: bool
+) -> None:
+    template = CHATML.replace("<|im_end|>\n", after)
+    folder = Scripted(template, RUNAWAY, IM).write(tmp_path)
+    assert (answered(lade, folder)["finish_reason"] == "eos") == ends
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "count"),
+    [(".<|im_end|>", "Paris", 3), ("end|>system<|im_st", "Paris.", 5), ("assistant\nPar", "", 1)],
+)
+def test_stop_strings_hold_the_text_of_tokens(
+    lade: Any, runaway: str, stop: str, text: str, count: int
+) -> None:
+    found = answered(lade, runaway, "--ignore-eos", "--stop", stop)
+    assert (found["text"], found["finish_reason"]) == (text, "stop")
+    assert len(found["token_ids"]) == count

@@ -115,12 +115,6 @@ def test_stop_strings_cut_where_the_first_one_starts(pieces: list[str], stops: l
         assert not any(stop in "".join(pieces[:ends]) for stop in stops)
 
 
-def test_a_stop_string_may_begin_in_the_prompt() -> None:
-    tokenizer = byte_level()
-    stream = TextStream(tokenizer, ids_of(tokenizer, "user says ab"), ["abcd"])
-    assert any(stream.feed(token) for token in ids_of(tokenizer, "cd and more"))
-
-
 STOPS = ("t", "the", " the", "cat sat", "\n\n", "<|end|>", "</s>", "at<|end|>", "ü", "|>a")
 PARTS = ("the", " cat", "sat", "\n", "<|end|>", "</s>", "at", "ü", "a", "|>")
 SOME_PARTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=9).map("".join)

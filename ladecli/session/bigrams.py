@@ -15,8 +15,8 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from .. import files
-from ..decoder.drafting.bigrams import SUCCESSORS, Bigrams
-from ..decoder.run.bigrams import can_ask, find_bigrams, fingerprint, nothing
+from ..decoder.drafting.ngram_model import BIGRAMS, Bigrams
+from ..decoder.run.bigrams import find_bigrams, fingerprint, nothing
 from ..errors import LadeError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ template before them, tokens are expected that would answer an empty question.""
 
 def bigrams_of(session: Session, seconds: float) -> Bigrams:
     """What is known of a session's model, and what is found out in about `seconds` more."""
-    name = fingerprint(session.loaded.model) if can_ask(session.decoder) else None
+    name = fingerprint(session.loaded.model)
     if name is None:
         return nothing()
     path = user_cache_path("lade", appauthor=False) / "bigrams" / f"{name}.npz"
@@ -57,7 +57,7 @@ def _read(path: Path, vocabulary: int) -> Bigrams:
     try:
         with np.load(BytesIO(files.read(path)), allow_pickle=False) as arrays:
             ids, shares = arrays["ids"].astype(np.int32), arrays["shares"].astype(np.float16)
-        fits = ids.shape == shares.shape == (len(ids), SUCCESSORS) and len(ids) <= vocabulary
+        fits = ids.shape == shares.shape == (len(ids), BIGRAMS) and len(ids) <= vocabulary
         usable = fits and ((ids >= 0) & (ids < vocabulary)).all() and (shares >= 0).all()
     except Exception:  # NumPy and zipfile have one for each kind of damage
         usable = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
@@ -19,8 +18,6 @@ REPLY_TOKENS = 64
 """Room that a reply needs, or an eighth of the context where that is less."""
 FREED = 4
 """Once messages must be dropped, one part in this many of the context becomes free."""
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-"""A line that opens or closes a block of code in Markdown, and what is said of the code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,7 @@ class Conversation:
         if self.system is not None:
             parts.append(f"## System\n\n{self.system}")
         names = {"user": "You", "assistant": model}
-        parts += [f"## {names[m.role]}\n\n{_closed(m.content)}" for m in self.messages]
+        parts += [f"## {names[m.role]}\n\n{m.content}" for m in self.messages]
         return "\n\n".join(parts) + "\n"
 
     def as_json(self, model: str) -> str:
@@ -141,18 +138,6 @@ class Conversation:
         kept = common_prefix(self.messages, before.messages)
         values = asdict(replace(self, messages=self.messages[kept:]))
         return _ChatFile(model=model, kept=kept, **values).model_dump_json() + "\n"
-
-
-def _closed(text: str) -> str:
-    """A text of Markdown with the fence that its last block of code lacks, if it was cut there."""
-    fence = ""
-    for line in text.splitlines():
-        mark, info = found.groups() if (found := _FENCE.match(line)) else ("", "")
-        if fence and mark.startswith(fence) and not info.strip():
-            fence = ""
-        elif not fence and not (mark.startswith("`") and "`" in info):
-            fence = mark
-    return f"{text}\n{fence}" if fence else text
 
 
 def as_parts(content: Any) -> Any:

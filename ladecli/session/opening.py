@@ -119,9 +119,11 @@ def _plan(
         )
 
     def load(ranks: DistributedTransport | None) -> Session:
-        from . import bigrams, parallel
+        from . import bigrams
         from .session import Session
 
+        if ranks:
+            from . import parallel
         began = time.perf_counter()
         with _spinner(terminal, planned.parts.base):
             setup = decide(options, drafts, planned, ranks, local_size or 1)

@@ -9,8 +9,6 @@ terminal; and an exit code of 2 came out as 1, below a report of thirty lines.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import multiprocessing
 import os
 import platform
@@ -29,7 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
-from ..errors import LadeError, UsageError, counted, describe_error
+from ..errors import LadeError, UsageError, describe_error
 from ..options.answer import RankedOptions
 from ..specs import device
 from ..view.terminal import handling
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 Planner = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]
 """Plans how to load a request's model, one of N on this machine; what it returns loads it."""
 _TRIAL_RANKS = 8
-"""Ranks that may share fewer cores, to try out what a machine with GPUs does."""
+"""Ranks that may share a device, to try out what a machine with GPUs does."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _EXIT_DELAY = 2.0
 """Seconds until a rank that failed ends, and torchrun all others: the leader reports first."""
@@ -181,9 +179,7 @@ def _start_processes(
         codes = [process.exitcode for process in followers]
         for rank, code in enumerate(codes, start=1):
             if code is not None and code < 0:
-                name = signal.Signals(-code).name
-                why = "; the system does so when memory runs out" if name == "SIGKILL" else ""
-                return f"rank {rank} was killed ({name}{why})"
+                return f"rank {rank} was killed ({signal.Signals(-code).name})"
         if last_words.poll():
             return "rank {} failed: {}".format(*last_words.recv())
         ended = (rank for rank, code in enumerate(codes, start=1) if code is not None)
@@ -210,16 +206,13 @@ def check_number(request: RankedOptions, place: Place) -> list[str]:
     kind = (device.predict_device(request.device) or device.detect(request.device)).kind
     if kind == "cuda":
         return []
-    cores = device.cores()
-    most = max(_TRIAL_RANKS, cores)
-    if not place.launched and place.size > most:
+    if not place.launched and place.size > _TRIAL_RANKS:
         raise UsageError(
-            f"--parallel {place.size} asks for {place.size} processes, and this machine has"
-            f" {counted(cores, 'core')} and not as many GPUs; use at most {most}"
+            f"--parallel {place.size} asks for as many processes without GPUs of their own; use at"
+            f" most {_TRIAL_RANKS}"
         )
-    shared = "the processor" if kind == "cpu" else "one GPU"
     line = (
-        f"{place.local_size} ranks share {shared}: good for trying it out, not for speed; the"
+        f"{place.local_size} ranks share one device: good for trying it out, not for speed; the"
         " speed-up that is shown is over plain steps of the same ranks"
     )
     return [line] if place.local_size > 1 else []
@@ -352,13 +345,8 @@ def compare_loaded(loaded: LoadedModel, ranks: DistributedTransport) -> None:
     from . import pool_file
 
     split = loaded.placement.split > 1  # each rank holds another part of the weights
-    config = loaded.model.config.to_dict()
-    for name in ("_name_or_path", "transformers_version"):  # the same model in another folder
-        config.pop(name, None)
-    text = json.dumps(config, sort_keys=True, default=str)
     mine = {
         "dtype": str(loaded.dtype),
-        "a model configuration": hashlib.sha256(text.encode()).hexdigest()[:8],
         "a tokenizer": pool_file.tokenizer_digest(loaded.tokenizer)[:8],
         "weights": "" if split else weights_digest(loaded.model)[:8],
     }

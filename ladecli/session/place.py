@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..options.declare import CONFIG_FILE, PREFIX
 
 if TYPE_CHECKING:
     from ..options.answer import RankedOptions
@@ -53,17 +52,10 @@ def find_place(options: RankedOptions) -> Place:
             " use --device cuda, and CUDA_VISIBLE_DEVICES to choose among GPUs"
         )
     if place.size > 1 and options.device_map is not None:
-        split = options.parallel_mode == "tensor"
-        fix = "leave it out" if split else "use --parallel-mode tensor instead"
         raise UsageError(
             f"--device-map {options.device_map} spreads one model over all devices, which"
-            f" {place.size} ranks cannot share; {fix}"
+            f" {place.size} ranks cannot share; use --parallel-mode tensor instead"
         )
-    if place.size == 1 and wanted is None and options.parallel_mode == "tensor":
-        # A config file or a variable says how, whenever there are ranks; a flag asks for some.
-        origin = options.origins.get("parallel_mode", "")
-        if origin != CONFIG_FILE and not origin.startswith(PREFIX):
-            raise UsageError("--parallel-mode tensor does nothing without --parallel K")
     return place
 
 
@@ -80,8 +72,8 @@ def assign_device(request: RankedOptions, place: Place) -> RankedOptions:
         return request
     gpus = sum(each.kind == "cuda" for each in device.present())
     if place.local_size > gpus:
-        asked = f"--parallel {place.size} needs {place.size} GPUs"
-        if place.launched:
-            asked = f"{place.local_size} ranks on one machine need {place.local_size} GPUs"
-        raise UsageError(f"{asked} and {gpus} {'is' if gpus == 1 else 'are'} visible; use fewer")
+        raise UsageError(
+            f"{place.local_size} ranks on one machine need a GPU each, and here are {gpus}; use"
+            " fewer ranks"
+        )
     return replace(request, device=f"cuda:{place.local_rank}")

@@ -125,10 +125,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         pool = json.loads(files.read(path))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise _damaged(path, error.strerror or "an error of the disk") from error
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, "it is no JSON") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, getattr(error, "strerror", None) or "it is no JSON") from error
     if not isinstance(pool, dict) or pool.get("format") != FORMAT:
         raise UsageError(f"{OPTION} {path} is not a pool of this version; choose another file")
     return pool

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .chat_template import REASONING_KEYS
-from .text import HIDDEN, Part, Splitter, Text, Tokenizer, overlap
+from .text import HIDDEN, Part, Splitter, Text, overlap
 
 TAGS = {
     "<think>": "</think>",
@@ -199,9 +199,9 @@ class BySchema:
         prompt: ids of the conversation.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         before = tokenizer.decode(list(prompt), skip_special_tokens=False)
-        self._parser: Any = tokenizer.get_response_parser(prefix=before)  # type: ignore[attr-defined]
+        self._parser: Any = tokenizer.get_response_parser(prefix=before)
         self._special: set[str] = set()
         self._parts = _Parts()
         self._fed, self._found = "", False

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ..decoder.drafting.bigrams import Bigrams
-from ..decoder.drafting.sources.context import MAX_CORPUS
+from ..decoder.drafting.ngram_model import Bigrams
+from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
@@ -42,27 +42,6 @@ class Settings:
     ignore_eos: bool = False  # whether decoding goes on after end-of-text tokens
     template: TemplateChoice | None = None  # None where a text is continued as it is
     logprobs: int | None = None  # see `Decoder.generate`
-
-
-class Followers(Protocol):
-    """Other ranks that decode what this one decodes."""
-
-    def takes_part(self, settings: Settings) -> bool:
-        """Whether an answer is decoded by all ranks, or by this one alone."""
-
-    def answering(
-        self, prompt: Sequence[int], settings: Settings, drafts: DraftStore
-    ) -> contextlib.AbstractContextManager[None]:
-        """Let them decode an answer while this one does; they are told on entry."""
-
-    def drafts_changed(self) -> None:
-        """Called after drafts changed outside an answer."""
-
-
-_NO_WINDOW = (
-    "steps have no drafts: this model verifies one continuation of a text at a time, and a window"
-    " takes several; leave out --sources trajectory"
-)
 
 
 class Session:
@@ -105,7 +84,7 @@ class Session:
         # What runs the steps, where other ranks take part in them.
         self.executor: Executor | None = None
         self.ranks = 1  # how many processes decode together
-        self.followers: Followers | None = None  # the other ranks, where this is their leader
+        self.followers: Any = None  # `parallel.Followers`, where this leads other ranks
         self._shared: Generator[TextEvent] | None = None  # the last answer of all ranks
         self._notices_shown = {*self.decoder.runner.notices}
         self._template: tuple[str, ChatTemplate] | None = None  # the last one asked for
@@ -203,8 +182,7 @@ class Session:
         Raises:
             NoEmbeddingError: the checkpoint has no embedding for one.
         """
-        ids = token_ids(self.loaded.tokenizer, prompt)
-        return self._embedded(ids, prompt, "the tokenizer belongs to another model")
+        return self._embedded(token_ids(self.loaded.tokenizer, prompt))
 
     def encode_chat(
         self, messages: Sequence[ChatMessage], choice: TemplateChoice | None = None
@@ -219,9 +197,7 @@ class Session:
             UsageError: there is no such template, or it refuses the messages.
             NoEmbeddingError: the checkpoint has no embedding for one of the ids.
         """
-        ids = self.template(choice or TemplateChoice()).encode(messages)
-        said = "\n".join(str(message.get("content")) for message in messages)
-        return self._embedded(ids, said, "the chat template writes it, so use --raw")
+        return self._embedded(self.template(choice or TemplateChoice()).encode(messages))
 
     def encode_talk(self, talk: Conversation, choice: TemplateChoice | None) -> list[int]:
         """The ids of a conversation, without a template of its messages one a line; else as
@@ -230,23 +206,16 @@ class Session:
             return self.encode(talk.as_text())
         return self.encode_chat(talk.for_template(), choice)
 
-    def _embedded(self, ids: Sequence[int], said: str, otherwise: str) -> list[int]:
-        """Ids that all have an embedding.
-
-        Args:
-            ids: of a prompt.
-            said: the text that was encoded.
-            otherwise: what to do about a token that is not from this text.
-        """
+    def _embedded(self, ids: list[int]) -> list[int]:
+        """The ids of a prompt, which all have an embedding."""
         vocabulary = self.decoder.facts.vocabulary
-        unknown = next((int(i) for i in ids if i >= vocabulary), None)
+        unknown = next((i for i in ids if i >= vocabulary), None)
         if unknown is None:
-            return [int(i) for i in ids]
+            return ids
         token = str(self.loaded.tokenizer.decode([unknown], skip_special_tokens=False))
-        fix = "leave it out" if token in said else otherwise
         raise NoEmbeddingError(
             f"this checkpoint has no embedding for {token!r} (token {unknown}, and its weights end"
-            f" at {vocabulary - 1}); {fix}"
+            f" at {vocabulary - 1}); leave it out, or use --raw if the chat template writes it"
         )
 
     def template(self, choice: TemplateChoice) -> ChatTemplate:
@@ -329,12 +298,10 @@ class Session:
         executor = self.executor if together else None
         events = self._decode(prompt, settings, should_stop, detailed, executor)
         cost = partial(self._cost, settings)
-        # A follower ends when its leader does.
-        seconds = None if self._follows else self.loaded.defaults.max_seconds
         if followers is None or not together:
-            return text_events(events, text, cost, cancelled, contextlib.nullcontext(), seconds)
+            return text_events(events, text, cost, cancelled, contextlib.nullcontext())
         answering = followers.answering(prompt, settings, self.drafts)
-        self._shared = text_events(events, text, cost, cancelled, answering, seconds)
+        self._shared = text_events(events, text, cost, cancelled, answering)
         return self._shared
 
     def _decode(
@@ -366,11 +333,6 @@ class Session:
             return None
         return curve.at(width, context)
 
-    @property
-    def _follows(self) -> bool:
-        """Whether this decodes what another rank was asked for."""
-        return self.ranks > 1 and self.followers is None
-
     def choosing(
         self, prompt: Sequence[int], settings: Settings
     ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
@@ -378,6 +340,7 @@ class Session:
         processors of the model's generation config, which may do all but the drawing."""
         most, longest = self._most_tokens(prompt, settings), self.decoder.max_context
         return self.loaded.defaults.choose(
+            self.loaded.model,
             settings.sampling,
             prompt,
             longest if most is None else min(longest, len(prompt) + most),
@@ -398,13 +361,11 @@ class Session:
     def _prepared(self, settings: Settings) -> Settings:
         """Settings as this model can have them: without drafts that it cannot verify, and with the
         widths that steps are captured for, which followers are told."""
-        runner, sources = self.decoder.runner, settings.lookahead.sources
+        runner = self.decoder.runner
         if runner.model.drafts == "none":
             settings = replace(settings, strategy="autoregressive")
-        windowed = settings.strategy == "lookahead" and sources == ("trajectory",)
-        if runner.model.drafts == "chains" and windowed and _NO_WINDOW not in runner.notices:
-            runner.notices.append(_NO_WINDOW)
-        if self._follows or settings.lookahead.widths:
+        follows = self.ranks > 1 and self.followers is None
+        if follows or settings.lookahead.widths:
             return settings
         widths = tuple(runner.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))

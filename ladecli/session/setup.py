@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import profiles
 from ..decoder.config import check_attention, chunk_on
 from ..errors import UsageError
-from ..options.declare import CONFIG_FILE, config_path
+from ..options.declare import CONFIG_FILE
 from ..profiles import races
 from ..specs import device as machine
 from ..specs import memory, placement
@@ -207,10 +207,7 @@ def check_options(options: StepOptions, device: Device, split: bool = False) -> 
     as far as that shows without torch."""
     why = why_no_graphs(options, device, split)
     if options.cuda_graphs and why is not None:
-        origin = options.origins.get("cuda_graphs", "cuda_graphs").removeprefix("flag ")
-        if origin == CONFIG_FILE:
-            origin = f"cuda-graphs in {config_path()}"
-        raise UsageError(f"no CUDA graphs: {why}; leave {origin} out")
+        raise UsageError(f"no CUDA graphs: {why}; leave cuda-graphs out")
     check_attention("invariant" if options.batch_invariant else options.attention, device.kind)
 
 

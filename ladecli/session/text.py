@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -21,22 +20,15 @@ HIDDEN = "\ufdd0"
 """Stands for a character that is not shown; Unicode has none of this number."""
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that the stream needs."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of some tokens."""
-
-
-def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
+def speller(tokenizer: Any) -> Callable[[int], str]:
     """A function from a token id to its text, the space that starts a word included.
 
     Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
     """
 
     def spell(token: int) -> str:
-        once = tokenizer.decode([token], skip_special_tokens=False)
-        twice = tokenizer.decode([token, token], skip_special_tokens=False)
+        once: str = tokenizer.decode([token], skip_special_tokens=False)
+        twice: str = tokenizer.decode([token, token], skip_special_tokens=False)
         return twice[len(once) :] if twice.startswith(once) else once
 
     return spell
@@ -83,7 +75,7 @@ class Detokenizer:
     BROKEN = 8
     """Replacement characters at the end of a text that is broken: half a character has three."""
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._known = list(context[-self.CONTEXT :])
         # Half a character at the front would spoil the decoding of the bytes after it.
@@ -93,7 +85,8 @@ class Detokenizer:
         self._given = 0  # characters of the new tokens' text that were given already
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
 
     def feed(self, token: int) -> str:
         """The text that is certain after one more token; may be empty."""
@@ -236,7 +229,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         prompt: Sequence[int] = (),
         stops: Sequence[str] = (),
         splitter: Splitter | None = None,
@@ -296,7 +289,6 @@ def text_events(
     cost: Callable[[int, int], float | None],
     cancelled: Callable[[], bool],
     answering: contextlib.AbstractContextManager[None],
-    seconds: float | None,
 ) -> Generator[TextEvent]:
     """Make events of text of those of tokens.
 
@@ -306,9 +298,8 @@ def text_events(
         cost: of a step of a width after a context; see `TextStep`.
         cancelled: asked after every step; true ends the answer as interrupted.
         answering: a block around all of it.
-        seconds: after which the step under way is the last one; None for no such limit.
     """
-    began, length = time.monotonic(), 0
+    length = 0
     with answering, contextlib.closing(events):
         for event in events:
             match event:
@@ -320,9 +311,6 @@ def text_events(
                 case Step():
                     yield _text_step(event, text, cost(event.width, length))
                     length += len(event.tokens)
-                    if seconds is not None and time.monotonic() - began > seconds:
-                        yield _ended("time", text)
-                        return
                 case Finished():
                     yield _ended(event.reason, text)
                     return
