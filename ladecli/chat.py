@@ -13,7 +13,7 @@ from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, Error, RankError
-from .errors import NoEmbeddingError, UsageError, printable
+from .errors import NoEmbeddingError, UsageError
 from .options.answer import ChatRequest
 from .repl import commands
 from .repl.chat import Chat, Kept
@@ -171,7 +171,7 @@ def loop(chat: Chat, first: str | None) -> None:
     """
     if first is not None:
         if chat.reader.interactive:
-            chat.console.print(Text(f"> {printable(first)}"))
+            chat.console.print(Text(f"> {first}"))
         _turn(chat, first)
     while not chat.leaving:
         _turn(chat)
@@ -192,8 +192,7 @@ def _turn(chat: Chat, text: str | None = None) -> None:
         raise  # nothing more can be shown, or answered
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, UnicodeError):
-            data = error.object if isinstance(error, UnicodeDecodeError) else b""
-            error = UsageError(f"the input is not UTF-8; {files.conversion(data)}")
+            error = UsageError(f"the input is not UTF-8; {files.CONVERT}")
         if not chat.reader.interactive and not isinstance(error, NoEmbeddingError):
             raise error from None
         if isinstance(error, KeyboardInterrupt):

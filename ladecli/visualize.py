@@ -10,7 +10,7 @@ from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from .errors import LadeError, counted, printable
+from .errors import counted, printable
 from .events import Piece, TextEvent, pieces_of
 from .metrics import RECENT, Tally
 
@@ -28,8 +28,6 @@ SEPARATOR = " · "
 REASONING, ANSWER = "Reasoning:", "Answer:"
 """Labels of the two parts of a reasoning model's answer."""
 BARS = "▁▂▃▄▅▆▇█"
-LOOP = 120
-"""Characters of the longest phrase whose repetition is noticed."""
 
 
 def style_of(source: str | None) -> str:
@@ -102,19 +100,8 @@ def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]
         A function that takes one more event.
 
     Raises:
-        LadeError: of every view that failed, in one line.
+        LadeError: a view failed; of several the last one.
     """
-    failed: list[LadeError] = []
-
-    def finish(view: View) -> None:
-        try:
-            view.finish()
-        except LadeError as error:
-            failed.append(error)
-
-    def tell() -> None:
-        if failed:
-            raise LadeError("; ".join(map(str, failed))) from failed[0]
 
     def show(event: TextEvent) -> None:
         tally.add(event)
@@ -122,9 +109,8 @@ def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]
             view.show(event)
 
     with contextlib.ExitStack() as stack:
-        stack.callback(tell)
         for view in reversed(views):
-            stack.callback(finish, view)
+            stack.callback(view.finish)
         yield show
 
 
@@ -178,11 +164,6 @@ def speed_up(tally: Tally, factor: float) -> str:
     return f"{'' if tally.measured else '≈'}{factor:.1f}×"
 
 
-def legend(sources: Iterable[str]) -> Text:
-    """Names of draft sources, each in the colour of its tokens."""
-    return Text(" ").join(Text(source, style_of(source)) for source in sorted(sources))
-
-
 def figures(tally: Tally) -> list[Text]:
     """What an answer's tokens took, each figure by itself."""
     parts = [_tokens_per_step(tally), _tokens_per_second(tally)]
@@ -205,7 +186,8 @@ def live_figures(tally: Tally) -> list[Text]:
         now = f"now {tally.speedup_of_last(RECENT):.1f}×"
         parts.append(Text(f"{speed_up(tally, tally.speedup)} plain, {now}", "bold"))
     if tally.accepted:
-        parts.append(legend(tally.accepted))
+        names = (Text(source, style_of(source)) for source in sorted(tally.accepted))
+        parts.append(Text(" ").join(names))
     return [*parts, _tokens_per_second(tally)]
 
 
@@ -260,8 +242,23 @@ def status_line(tally: Tally, width: int, max_context: int) -> Text:
     return line
 
 
-def repeats(text: str) -> bool:
-    """Whether a text ends in the same few words over and over, at least four times."""
-    return bool(text) and any(
-        text.endswith(text[-length:] * max(4, LOOP // length)) for length in range(1, LOOP)
-    )
+def remarks(tally: Tally, max_context: int, *, of_length: bool = True) -> list[str]:
+    """Lines about an answer that was cut short, or that has no text.
+
+    Args:
+        tally: of the answer.
+        max_context: the most tokens of prompt and answer together.
+        of_length: whether a limit of new tokens is worth a line.
+    """
+    length = f"cut at {counted(tally.tokens, 'token')}; max-new-tokens sets another limit"
+    ends = {
+        "length": length if of_length else None,
+        "context": f"cut: the context of {max_context} tokens is full",
+        "interrupted": "stopped",
+    }
+    lines = [ends.get(tally.reason or ""), tally.out_of_memory]
+    if tally.unanswered:
+        lines.append("it ended inside its reasoning, before an answer")
+    elif tally.ended_well and not tally.text.strip():
+        lines.append("the answer is empty")
+    return [*filter(None, lines)]

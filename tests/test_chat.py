@@ -426,9 +426,7 @@ def test_commands_that_cannot_be_done(talk: Lade) -> None:
 SETTINGS = (
     ("/set temperature 0.5", "temperature  0.5"),
     ("/set temperature=0.75", "temperature  0.75"),
-    ("/set temp 0.25", "temperature  0.25"),
-    ("/set parameter temperature 0.35", "temperature  0.35"),
-    ("/set parameter repeat_penalty 1.25", "repetition-penalty  1.25"),
+    ("/set repetition_penalty 1.25", "repetition-penalty  1.25"),
     ("/set --stop END OF IT", "stop  END OF IT"),
     ("/set -t 0.125", "temperature  0.125"),
     ("/set markdown off", "markdown  off"),

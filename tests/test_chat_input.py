@@ -63,6 +63,8 @@ def make(keyboard: PipeInput, tmp_path: Path) -> Make:
         ("if x:" + ALT_ENTER + TAB + "y" + ENTER, "if x:\n    y"),
         (f"a{RED}b{CLICK}c" + ENTER, "abc"),
         ("ab" + CTRL_T + "c" + ENTER, "abc"),
+        ('"""/undo"""' + ENTER, " /undo"),
+        (PASTE.format('"""Doc."""\nx = """y"""') + ENTER, '"""Doc."""\nx = """y"""'),
     ],
 )
 def test_keys_make_messages(keyboard: PipeInput, make: Make, typed: str, message: str) -> None:

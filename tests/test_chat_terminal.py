@@ -98,7 +98,7 @@ def test_a_conversation(tmp_path: Path) -> None:
         terminal.enter(QUESTION)
         seen = terminal.wait("30 tokens in")
         assert "Lookahead decoding breaks the one-token-at-a-time dependency" in seen
-        assert "(cut at max-new-tokens)" in seen
+        assert "(cut at 30 tokens; max-new-tokens sets another limit)" in seen
         assert "× plain" in seen
 
         # Several lines: by key, and pasted; a paste does not send itself.

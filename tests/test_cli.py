@@ -11,7 +11,6 @@ import re
 import resource
 import shlex
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -22,11 +21,11 @@ from typing import Any, ClassVar
 
 import pexpect
 import pytest
+import sentencepiece
 import torch
 import transformers
 
 from ladecli.commands.cli import entry
-from ladecli.specs.model_files import version
 from ladecli.trace.format import read_trace
 
 from . import forked, fresh
@@ -39,41 +38,21 @@ from .hub_files import DEMO, POINTER, copied, holding, pipe, renaming, stating, 
 def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
     lade: Any, model_folder: str
 ) -> None:
-    asked = ("generate", model_folder, "-p", "the cat", "--max-tokens", "20", "--ignore-eos")
+    asked = ("generate", model_folder, "-p", "the cat", "-n", "20", "--ignore-eos")
     result = lade(*asked)
     assert result.code == 0
     assert result.out.endswith("\n")
     assert "\x1b" not in result.out + result.err
     assert "20 tokens in " in result.err
     assert "tokens per step" in result.err
-    quiet = lade(*asked, "--temp", "0", "--quiet")
+    quiet = lade(*asked, "--quiet")
     assert (quiet.code, quiet.out, quiet.err) == (0, result.out, "")
-
-
-def test_flags_of_other_programs_are_taken(lade: Any, tmp_path: Path) -> None:
-    (tmp_path / "prompt").write_text("def ")
-    asked = ("--raw", "--file", str(tmp_path / "prompt"), "--n-predict=7", "--ignore-eos")
-    result = lade("generate", *asked, "--temp=0.5", "--repeat-penalty", "1.2", "--json").json()
-    assert result["usage"]["completion_tokens"] == 7
-    assert result["sampling"]["temperature"] == 0.5
-    assert result["sampling"]["repetition_penalty"] == 1.2
-    (tmp_path / "prompt").write_text("--temp=1 or 2")
-    one = ("generate", "--raw", "-n", "1", "--json")
-    prompts = lade(*one, "-p", "--temp=1 or 2").json(), lade(*one, "-f", asked[2]).json()
-    assert prompts[0]["usage"] == prompts[1]["usage"]
-
-
-def test_help_is_a_word_too(lade: Any) -> None:
-    for words in ((), ("chat",), ("bench", "compare")):
-        asked = lade("help", *words)
-        assert (asked.code, asked.out) == (0, lade(*words, "--help").out)
-    assert "there is no command 'nonsense'" in lade("help", "nonsense").refused()
 
 
 def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(lade: Any) -> None:
     roomy = ("--max-context", "600", "--ignore-eos", "--no-stats")
     result = lade("generate", "-p", "def ", "--raw", *roomy)
-    assert result.err == "lade: stopped at 512 tokens; -n sets another limit\n"
+    assert result.err == "lade: cut at 512 tokens; max-new-tokens sets another limit\n"
 
 
 def test_prompts_from_flag_and_stdin_are_the_same(lade: Any, model_folder: str) -> None:
@@ -91,14 +70,14 @@ def test_text_files_of_other_systems_are_the_same_prompt(
     text = "the cat\nsat: Grüße\n"
     asked = ["generate", model_folder, "-n", "3", "--ignore-eos", "--json", "-q"]
     flag = lade(*asked, "-p", text.removesuffix("\n")).json()
-    encodings = ("utf-8", "utf-8-sig", "utf-16", "utf-32")
+    encodings = ("utf-8", "utf-8-sig", "utf-16")
     for number, (ends, encoding) in enumerate(product(("\n", "\r\n", "\r"), encodings)):
         path = tmp_path / f"{number}.txt"
         path.write_bytes(text.replace("\n", ends).encode(encoding))
         asked += ["--prompt-file", str(path)]
     for file in (files := lade(*asked).rows()):
         assert (file["usage"], file["token_ids"]) == (flag["usage"], flag["token_ids"]), file["id"]
-    assert len(files) == 12
+    assert len(files) == 9
 
 
 def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path, rows_file: Any) -> None:
@@ -194,7 +173,6 @@ def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
         "generate", model_folder, "-p", "the cat", "-n", "30", "--ignore-eos", "--json",
         "-W", "4", "-N", "3", "-G", "2", "--sources", "trajectory", "--profile", "a100",
     )  # fmt: skip
-    assert "profile a100 is for NVIDIA A100" in result.err
     answer = result.json()
     assert (answer["model"], answer["finish_reason"]) == (model_folder, "length")
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) == 30
@@ -222,29 +200,15 @@ def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
     assert lade(*sample).json()["token_ids"] != first["token_ids"]
 
 
-def test_what_a_generation_config_asks_for(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    changes = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "num_beams": 4}
-    copy = copied(model_folder, tmp_path / "copy", stating("generation_config.json", **changes))
-    result = lade("generate", copy, "-p", "the", "-n", "3", "--json")
-    assert result.json()["sampling"]["repetition_penalty"] == 1.2
-    (line,) = [line for line in result.err.splitlines() if "not applied" in line]
-    assert "num_beams" in line
-    assert "no_repeat_ngram_size" not in line
-
-
 @pytest.mark.slow
 def test_streams_that_cannot_show_everything(model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
     plain = forked.lade(*options, "--seed", "1", PYTHONIOENCODING="ascii")
     assert (plain.returncode, "Error" in plain.stderr) == (0, False)
-    arguments = ["generate", model_folder, "-p", "the", "-n", "3"]
     with open(os.devnull, "w") as shown:
-        for streams, code in (
-            ((0, None, 2), 1),
-            ((0, None, None), 1),
-            ((0, shown.fileno(), None), 0),
-        ):
-            assert forked.Forked(arguments, streams, os.environ).wait() == code
+        streams = 0, shown.fileno(), None
+        child = forked.Forked(["generate", "-p", "the", "-n", "3"], streams, os.environ)
+        assert child.wait() == 0
 
 
 def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
@@ -272,7 +236,6 @@ def files(folder: Path) -> None:
     """Prompt files that cannot be used, and one that can."""
     (folder / "binary").write_bytes(b"\x7fELF\0\1\2")
     (folder / "latin").write_bytes("caf\u00e9".encode("latin-1"))
-    (folder / "wide").write_bytes("no mark".encode("utf-16-le"))
     (folder / "odd").write_bytes("cut".encode("utf-16")[:-1])
     (folder / "empty").write_text("\n")
     (folder / "none.jsonl").write_text("\n")
@@ -285,14 +248,12 @@ PLAN, ON_7B = "plan --gpu a100", "plan --gpu a100 --model-size 7b"
 SWEEP = "bench demo --sweep"
 MISTAKES = {
     "generate -p ''": "--prompt is empty",
-    "generate -p a\udcff": "--prompt is not UTF-8",
     "generate -p a -p b": "--prompt was given 2 times; give it once",
     "generate -f no/such.txt": "there is no prompt file no/such.txt",
     "generate -f folder": "is a folder; name a file in it",
     "generate -f binary": "is binary (a zero byte)",
     "generate -f latin": "is not UTF-8 (byte 3)",
-    "generate -f wide": "is binary (a zero byte); give a text file in UTF-8",
-    "generate -f odd": "is damaged UTF-16",
+    "generate -f odd": "is not UTF-16 (byte",
     "generate -f empty": "is empty",
     "generate -f rows.jsonl": "line 2: prompt: input should be a valid string, not 3",
     "generate -f none.jsonl": "has no prompts",
@@ -307,44 +268,23 @@ MISTAKES = {
     f"{A} --strategy x": "unknown strategy 'x'; use one of lookahead",
     f"{A} --sources x": "unknown source 'x'; known sources: trajectory",
     f"{A} --sources ,": "sources must name at least one of",
-    f"{A} --attention x": "unknown attention 'x'",
     f"{A} --device cuda:1": "no CUDA device",
     f"{A} --device tpu": "unknown device 'tpu'",
-    f"{A} --device-map banana": "unknown device-map 'banana'; use one of auto, balanced,",
     f"{A} -n 0": "max-new-tokens must be at least 1, not 0",
     f"{A} --max-context 2": "max-context must be at least 16, not 2",
     f"{A} --raw --system x": "system needs the chat template; leave raw or system out",
     "generate '' -p a": "MODEL is empty; name a model",
-    "generate --nonsense": "No such option: --nonsense; lade generate --help lists all",
-    "generate --top_k 4": "did you mean --top-k?",
-    "generate -ngl 99 -p a": "No such option: -ngl; --device ",
-    "generate -c 99 -p a": "--max-context",
-    "chat --stream": "No such option: --stream; lade chat --help lists all",
-    "chat -c": "lade chat --continue",
-    "serve --model x": "lade serve MODEL",
-    "generate --model x -p a": "lade generate MODEL",
-    "generate -p a x y": "unexpected extra argument",
-    "chat x hello there": "quotes",
-    "chat -p a": "the first message follows MODEL",
-    "models list": "lade models --help",
-    "--temperature 1": "as in lade generate --temperature",
-    "--verson": "did you mean --version?",
-    "-m x": "lade chat MODEL",
-    "run x": "lade chat MODEL",
-    "chatt x": "did you mean lade chat?",
-    "org/name hello": "lade chat MODEL",
-    "nonsense": "there is no command 'nonsense'; lade --help lists all",
-    "bench comparr a b": "did you mean lade bench compare?",
-    "config shwo": "did you mean lade config show?",
-    "serve --cors foo": "cors is * or as http://localhost:3000 is, not 'foo'",
-    "serve --cors ''": "cors is * or as http://localhost:3000 is, not ''",
+    "generate --top_k 4": "No such option: --top_k (Possible options: --stop, --top-k,",
+    "chat -c": "No such option: -c (see lade chat --help)",
+    "generate -p a x y": "(y) (see lade generate --help)",
+    "chatt x": "No such command 'chatt'. Did you mean 'chat'? (see lade --help)",
+    "config shwo": "Did you mean 'config show'",
     "bench --strategies lookahaed": "'lookahaed'",
     "bench --strategies ,": "unknown strategy ''",
     "bench --prompts nowhere.jsonl": "nowhere.jsonl",
-    "bench --prompts mtbench": "did you mean mt-bench?",
+    "bench --prompts mtbench": "use builtin, mt-bench,",
     "bench --report x.pdf": ".html, .md or .json",
     "bench --report nowhere/x.md": "nowhere",
-    "bench --prompts q.json --report ./q.json": "--prompts and --report are the same file",
     f"{SWEEP} ''": "W, N, G, budget, sources, context once",
     f"{SWEEP} W": "--sweep 'W': ",
     f"{SWEEP} W=": "--sweep 'W=': ",
@@ -357,24 +297,15 @@ MISTAKES = {
     f"{SWEEP} context=4x": "--sweep context=4x",
     f"{SWEEP} context=1k --prompts builtin": "leave --prompts out",
     f"{SWEEP} W=5 --strategies hf": "leave --strategies out",
-    f"{SWEEP} W=5 -W 3": "leave the one value out (flag --window)",
     f"{SWEEP} context=1k,2k --strategies hf-compiled": "one context at a time",
     "bench --strategies hf --parallel 2 --parallel-mode tensor": "leave hf, hf-prompt-lookup,",
     "verify --chi-square 100": "--temperature",
-    "verify --chi-square 0": "chi-square",
-    "verify --limit 0": "limit",
-    "verify -W 0": "window",
     "verify --prompts no-such-suite": "no-such-suite",
-    "verify --sweep W=1,2": "--sweep",
     "tune --seconds 0": "seconds must be finite and above 0, not 0",
-    "tune --seconds -1": "seconds must be finite and above 0, not -1",
-    "tune --seconds nan": "seconds must be finite and above 0, not nan",
     "tune --seconds inf": "seconds must be finite and above 0, not inf",
     "tune --prompts nowhere.jsonl": "there is no prompt file nowhere.jsonl; check the path",
-    "tune --profile x": "No such option: --profile",
     f"{PLAN} --gpus 0": "gpus must be from 1 to 1024, not 0",
     f"{PLAN} --budget 1": "use 2 or more",
-    f"{PLAN} --dtype int3": "'int3'",
     f"{PLAN} --gpus 6 --nodes 4": "--gpus-per-node",
     "plan --gpu banana": "unknown GPU 'banana'; --gpu takes a100, a100-80gb,",
     "plan --gpu 'A100 MIG 1g.5gb'": "unknown GPU",
@@ -385,15 +316,8 @@ MISTAKES = {
     f"{PLAN} --nodes 2 --link 300,25,1": "unknown link '1'",
     f"{PLAN} --model-size 70b --gpus 2": "llama-2-70b needs",
     f"{ON_7B} --gpus 1 --context 100000": "100,000 tokens of context",
-    f"{PLAN} --link ethernet --gpus 4": "add --nodes or --gpus-per-node",
     "profiles show moon --model no/such/model": "unknown profile 'moon'; known profiles: a100, ",
-    "profiles show --quantize 3bit": "unknown quantize '3bit'",
     "profiles show --device cuda": "no CUDA device: ",
-    "profiles --json show": "--json stands before show",
-    **{
-        f"{command} --color x": "unknown color 'x'; use one of auto, always, never"
-        for command in (A, "config show", "replay x")
-    },
 }
 """What is refused before a model is loaded, and a part of the line that says so."""
 
@@ -411,7 +335,6 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
 def test_no_prompt_at_a_terminal(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert "no prompt: give --prompt TEXT or --prompt-file FILE" in lade("generate").refused()
-    assert "give the prompt with --prompt" in lade("generate", "demo", "What is up?").refused()
 
 
 @pytest.mark.parametrize(
@@ -496,9 +419,7 @@ def test_a_file_that_cannot_be_written_costs_no_answer_and_no_other_file(
     assert [len(json.loads(line)["token_ids"]) for line in result.out.splitlines()] == [3, 3]
     first, second = result.err.splitlines()
     for line in (first, second):
-        assert re.match(
-            "lade: --trace /dev/full cannot be written: .*; --svg /dev/full cannot", line
-        )
+        assert line.startswith("lade: --svg /dev/full cannot be written: ")
     assert (tmp_path / "page").exists()
     assert (tmp_path / "page-2").exists()
 
@@ -529,17 +450,7 @@ def test_an_answer_that_cannot_be_written_is_no_success(
         out = None if closed else full.fileno()
         streams = nothing.fileno(), out, written.fileno()
         assert forked.Forked(command.split(), streams, os.environ).wait() == 1
-    assert "lade: not all of the output could be written" in errors.read_text().splitlines()[-1]
-
-
-def test_a_system_message_of_every_call_gives_way_to_raw(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = ("generate", "-p", "hi", "-n", "2", "--json", "--raw")
-    alone = lade(*asked).json()["usage"]
-    monkeypatch.setenv("LADE_SYSTEM", "be brief")
-    assert lade(*asked).json()["usage"] == alone
-    assert lade(*asked[:-1]).json()["usage"]["prompt_tokens"] > alone["prompt_tokens"]
+    assert errors.read_text().startswith("lade: ")
 
 
 class Code:
@@ -681,50 +592,33 @@ def test_other_forms_of_weights_are_read(
     assert lade("generate", copy, *asked).out == lade("generate", model_folder, *asked).out
 
 
-SENTENCEPIECE = all(map(version, ("sentencepiece", "protobuf")))
-"""Whether the packages are there that read tokenizers of SentencePiece's."""
-
-
 def test_a_tokenizer_of_sentencepieces(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    """Works with the packages that read it; without them a line says what to install."""
-    other = tokenizer_is("tokenizer.model", pieces("the", "▁the", "▁c", "at"))
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat"] * 9),
+        model_writer=made,
+        model_type="bpe",
+        vocab_size=280,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    other = tokenizer_is("tokenizer.model", made.getvalue())
     copy = copied(model_folder, tmp_path / "copy", other, without("tokenizer_config.json"))
     asked = ("generate", copy, "-p", "the cat", "-n", "3", "--ignore-eos", "--json", "-q")
-    if not SENTENCEPIECE:
-        told = lade(*asked).refused(1)
-        assert "pip install sentencepiece protobuf" in told
-        return
-    answer = lade(*asked).json()
     expected = transformers.AutoTokenizer.from_pretrained(copy)("the cat").input_ids
-    assert answer["usage"]["prompt_tokens"] == len(expected)
-
-
-def pieces(*tokens: str) -> bytes:
-    """A byte-pair model of SentencePiece's, with a token for each byte."""
-
-    def field(number: int, data: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(data)]) + data
-
-    def piece(text: str, kind: int, score: float) -> bytes:
-        body = field(1, text.encode()) + b"\x15" + struct.pack("<f", score)
-        return field(1, body + bytes([3 << 3, kind]))
-
-    kinds = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{b:02X}>", 6) for b in range(256))]
-    letters = sorted({c for token in tokens for c in token})
-    known = [*kinds, *((text, 1) for text in (*tokens, *letters))]
-    listed = b"".join(piece(text, kind, -float(n)) for n, (text, kind) in enumerate(known))
-    trainer = bytes([3 << 3, 2]) + b"\x98\x02\x01"  # byte pairs, with bytes for unknown letters
-    return listed + field(2, trainer)
+    assert lade(*asked).json()["usage"]["prompt_tokens"] == len(expected)
 
 
 @pytest.mark.parametrize("command", [("generate", "-p", "a"), ("chat",), ("doctor",)])
 def test_a_model_that_is_not_there(lade: Any, model_folder: str, command: tuple[str, ...]) -> None:
     name = model_folder.replace("tiny-llama", "tiny-lama")
-    told = lade(*command, name).refused(1)
-    assert f"there is no model folder {name}; did you mean: {model_folder}" in told
-    told = lade(*command, "llama3:8b")  # as Ollama calls them
-    assert told.code == 1
-    assert "llama3:8b is no name of a model; use OWNER/NAME, such as " in told.out + told.err
+    for given, line in (
+        (name, f"there is no model folder {name}; did you mean: {model_folder}"),
+        ("llama3:8b", "llama3:8b is no name of a model; use OWNER/NAME, such as "),  # as Ollama's
+    ):
+        told = lade(*command, given)
+        assert told.code == 1
+        assert line in told.out + told.err
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -788,25 +682,6 @@ def hub(model_folder: str) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "said"),
-    [("x = 1", ("-p", "def "), True), ("", ("-p", "def "), False), ("x = 1", ("-f", "-"), False)],
-)
-def test_a_pipe_that_is_not_read_is_not_dropped_in_silence(
-    lade: Any, monkeypatch: pytest.MonkeyPatch, text: str, options: tuple[str, str], said: bool
-) -> None:
-    theirs, ours = os.pipe()
-    os.write(ours, text.encode())
-    os.close(ours)
-    with open(theirs) as pipe:
-        monkeypatch.setattr(sys, "stdin", pipe)
-        result = lade("generate", *options, "-n", "2")
-        left = pipe.read()
-    assert result.code == 0
-    assert ("standard input is not read" in result.err) == said
-    assert left == (text if said else ""), "a loop of the shell may be reading from it"
-
-
 def test_invariant_steps_are_not_paid_for_where_there_are_none(lade: Any) -> None:
     options = ("-p", "def ", "-n", "2", "--batch-invariant")
     result = lade("generate", *options, "--device-map", "auto")
@@ -842,8 +717,8 @@ def test_what_is_downloaded_once_and_what_is_not_there(
             (0, adapted),
             (0, plain),
         ]
-        assert "adapter owner/lora (LoRA of rank 4, " in with_adapter.err
-        assert ") is merged into owner/tiny, which takes " in with_adapter.err
+        told = "adapter owner/lora (LoRA of rank 4) is merged into owner/tiny, which takes "
+        assert told in with_adapter.err
 
 
 def in_a_terminal(*asked: str) -> forked.Spawn:
@@ -917,7 +792,7 @@ def test_a_token_without_an_embedding_is_named(lade: Any, beyond: str, tmp_path:
     template = Path(beyond) / "chat_template.jinja"
     template.write_text("<tool>{{ messages[-1].content }}")
     told = lade("generate", beyond, "-p", "a", "-q").refused()
-    assert "the chat template writes it, so use --raw" in told
+    assert "use --raw if the chat template writes it" in told
     prompt = "def area(width, height):\n    return width"
     (tmp_path / "x.txt").write_text(f"{prompt} <tool> * height\n" * 9)
     asked = ("generate", beyond, "--raw", "-p", prompt, "-n", "20", "-q")

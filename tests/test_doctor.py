@@ -120,7 +120,6 @@ def test_a_gpu_that_torch_does_not_use(
 
 def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     installed = {"torch": "2.4.0", "transformers": "5.30.0.dev0", "numpy": "2.4.6"}
-    installed["triton-windows"] = "3.7"
 
     def version(name: str) -> str:
         if name not in installed:
@@ -141,7 +140,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     assert (newer["level"], newer["fix"]) == ("warning", "pip install 'transformers<5.30,>=5.17'")
     assert "5.30.0.dev0 is newer than what was tried" in newer["value"]
     assert "numpy" not in found
-    assert found["triton"][0]["value"] == "3.7"
+    assert "fused kernels" in found["triton"][0]["value"]
     assert "pip install" in found["flash-attn"][0]["fix"]
     use_devices(monkeypatch, CPU)
     assert "CUDA GPU" in checked()["flash-attn"][0]["value"]
@@ -158,33 +157,16 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
         ("demo", "exactness", "ok", "token for token"),
         ("demo --dtype bfloat16", "exactness", "ok", "but for near-ties"),
         ("demo --batch-invariant", "exactness", "ok", "bit for bit"),
-        ("demo --batch-invariant", "batch-invariant", "ok", "without it: "),
         ("demo --device-map auto --batch-invariant", "exactness", "ok", "token for token"),
-        ("demo --device-map auto --batch-invariant", "batch-invariant", "warning", "not through"),
+        ("demo --device-map auto --batch-invariant", "notice", "note", "does nothing here"),
         ("demo", "attention", "ok", "sdpa: "),
         ("demo", "origin", "ok", "profile cpu, measured: "),
         ("demo", "memory", "ok", "the model and its whole context fit"),
         ("demo --device-map auto", "memory", "ok", "the model and its whole context fit"),
-        ("LADE_DEVICE=tpu", "options", "problem", "LADE_DEVICE"),
-        ("LADE_PROFILE=moon", "options", "problem", "LADE_PROFILE"),
-        ("temperature = 0.5", "config file", "ok", "config.toml"),
-        ("temprature = 0.5", "config file", "problem", "temprature"),
-        ("temperature = nan", "other commands", "problem", "temperature in the config file"),
-        ('device = "tpu"', "options", "problem", "device in the config file"),
-        ("LADE_TEMPERATURE=-1", "other commands", "problem", "LADE_TEMPERATURE"),
-        ("LADE_TEMPERATURE=abc", "other commands", "problem", "LADE_TEMPERATURE must be a number"),
+        ("demo --cuda-graphs", "CUDA graphs", "problem", "they need a CUDA GPU"),
     ],
 )
-def test_findings(
-    arguments: str, name: str, level: str, words: str, monkeypatch: pytest.MonkeyPatch, checked: Any
-) -> None:
-    if arguments.startswith("LADE_"):
-        monkeypatch.setenv(*arguments.split("="))
-        arguments = ""
-    elif " = " in arguments:
-        config_path().parent.mkdir(parents=True)
-        config_path().write_text(arguments)
-        arguments = ""
+def test_findings(arguments: str, name: str, level: str, words: str, checked: Any) -> None:
     found = checked(*arguments.split())
     assert (found[name][0]["level"], words in found[name][0]["value"]) == (level, True)
     assert {each["name"] for each in problems(found)} == ({name} if level == "problem" else set())
@@ -211,6 +193,7 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     config_path().write_text('dtype = "bfloat16"\nprofile = "t4"\n', encoding="utf-8")
     monkeypatch.setenv("LADE_BUDGET", "24")
     found = checked("demo", "--max-context", "300", "--sources", "context")
+    assert found["config file"][0]["value"] == str(config_path())
     assert found["profile"][0]["value"] == "t4, by config file"
     assert found["weights"][0]["value"] == "3.1M parameters, 6.3 MB as bfloat16"
     assert found["settings"][0]["value"] == "lookahead, budget 24, context"
@@ -232,7 +215,7 @@ def test_weights_that_do_not_fit(
     checked: Any, tmp_path: Path, config: dict[str, int], level: str, told: str
 ) -> None:
     found = checked(copied(DEMO, tmp_path / "model", stating("config.json", **config)))
-    told_of = [*found.get("files", []), *found.get("weights", [])]
+    told_of = [*found.get("model", []), *found.get("weights", [])]
     (said,) = [each for each in told_of if told in each["value"]]
     assert said["level"] == level
 

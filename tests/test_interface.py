@@ -76,9 +76,7 @@ def test_every_option_is_there(lade: Lade, monkeypatch: pytest.MonkeyPatch, comm
 def test_every_command_is_there(lade: Lade) -> None:
     out = lade("--help").out
     assert {command.split()[0] for command in OPTIONS} <= {*re.findall(r"\w+", out)}
-    assert re.fullmatch(
-        r"lade \d+\.\d+\S* \(Python .*, torch .*, transformers .*\)\n", lade("--version").out
-    )
+    assert re.fullmatch(r"lade \d+\.\d+\S*\n", lade("--version").out)
 
 
 def test_every_slash_command_is_there(lade: Lade) -> None:

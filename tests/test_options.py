@@ -35,16 +35,12 @@ def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
         request.check()
 
 
-def test_a_flag_comes_before_a_variable_that_it_does_not_go_with() -> None:
-    origins = {"raw": "LADE_RAW"}
-    assert GenerateRequest(raw=True, origins=origins).template(True) is None
-    for key, value in (("system", "Be brief."), ("template_arg", ["a=1"])):
-        typed = origins | {key: f"flag --{key}"}
-        request = GenerateRequest(raw=True, origins=typed, **{key: value})
-        request.check()
-        assert request.template(True) is not None
-        with pytest.raises(UsageError, match="leave raw or"):
-            replace(request, origins=typed | {"raw": "flag --raw"}).check()
+def test_a_variable_does_not_go_with_a_flag_either() -> None:
+    raw = GenerateRequest(raw=True, system="Be brief.", origins={"raw": "LADE_RAW"})
+    assert raw.template(True) is None
+    raw.check()
+    with pytest.raises(UsageError, match=r"leave raw or system out \(LADE_RAW\)$"):
+        replace(raw, origins={"raw": "LADE_RAW", "system": "flag --system"}).check()
 
 
 @pytest.mark.parametrize("budget", range(1, 12))

@@ -5,14 +5,10 @@ The options and the module of a command are imported when it is called.
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import errno
 import inspect
 import io
 import logging
 import os
-import platform
 import sys
 from dataclasses import MISSING
 from importlib import import_module
@@ -27,18 +23,13 @@ from ..decoder.errors import ConfigError, Error, PromptError
 from ..decoder.quiet import LOG, quiet
 from ..errors import INTERRUPTED, LadeError, UsageError, describe_error, one_line
 from ..options import COMMANDS, request_of
-from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Option, Options, options_of
+from ..options.declare import CONFIG_FILE, PREFIX, Option, Options, options_of
 from ..session.place import read_torchrun
-from . import unknown
 
-_SHORT = {"config": "config show"}
 _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""
-_WITH_A_BROKEN_FILE = ("config init", "config path", "doctor")
-"""Commands that mend a config file, or say what is wrong with it."""
-_UNWRITTEN = "not all of the output could be written"
-_FULL_OR_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
-"""What is wrong with a stream that nothing more can be written to."""
+_WITH_A_BROKEN_FILE = ("config init", "config path")
+"""Commands that mend a config file."""
 
 
 class _Commands(TyperGroup):
@@ -54,13 +45,11 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments begin with; some have two words."""
-        name, rest = _SHORT.get(args[0], args[0]), args[1:]
+        name, rest = args[0], args[1:]
         if (two := " ".join(args[:2])) in COMMANDS:
             name, rest = two, args[2:]
         if name not in COMMANDS:
-            raise UsageError(unknown.command(args[0]))
-        if rest[1:] and rest[0].startswith("-") and f"{name} {rest[1]}" in COMMANDS:
-            raise UsageError(f"{rest[0]} stands before {rest[1]}, and belongs after it")
+            return super().resolve_command(ctx, args)  # which refuses it
         from . import config
 
         try:
@@ -84,13 +73,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        found = [f"Python {platform.python_version()}"]
-        for package in ("torch", "transformers"):
-            with contextlib.suppress(PackageNotFoundError):
-                found.append(f"{package} {version(package)}")
-        typer.echo(f"lade {__version__} ({', '.join(found)})")
+        typer.echo(f"lade {__version__}")
         raise typer.Exit
 
 
@@ -174,8 +157,7 @@ def _perform(name: str, request: Options) -> int:
     place = read_torchrun()
     if place is not None and name not in _ON_RANKS:
         raise UsageError(f"lade {name} is one process; start it without torchrun")
-    # doctor lists what is wrong with its options itself.
-    (Options(color=request.color, origins=request.origins) if name == "doctor" else request).check()
+    request.check()
     if place is not None and place.rank > 0:
         from ..options.answer import RankedOptions
         from ..session import opening, parallel
@@ -213,7 +195,7 @@ def standing() -> dict[str, Options]:
         try:
             context = command.make_context(name, required, default_map=config.defaults(name))
         except TyperException as error:
-            raise UsageError(_refused(error, [name])) from error
+            raise UsageError(_refused(error)) from error
         given = {key: context.params[key] for key in options_of(kind)}
         found[name] = kind(**given, origins=_origins(context))
     return found
@@ -239,7 +221,7 @@ def run() -> int:
         # A terminal that was closed takes no output: there is nowhere to report it.
     flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
     if flushed == [False, True] and code == 0:
-        print(f"lade: {_UNWRITTEN}", file=sys.stderr, flush=True)
+        print("lade: not all of the output could be written", file=sys.stderr, flush=True)
     if "ladecli.specs.placement" in sys.modules:
         sys.modules["ladecli.specs.placement"].remove_offloaded()
     return code if all(flushed) else code or LadeError.exit_code
@@ -256,15 +238,11 @@ def entry(arguments: list[str] | None = None) -> int:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  (both live as long as we do)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Windows writes files and pipes in a page of 256 characters.
-            lossy = os.name == "nt" and "PYTHONIOENCODING" not in os.environ and not stream.isatty()
-            stream.reconfigure(encoding="utf-8" if lossy else None, errors="replace")
+            stream.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
     # People append it to the call that failed, so it counts wherever it stands.
     debug = "--debug" in arguments
-    arguments = [_own_flag(each) for each in arguments if each != "--debug"]
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
+    arguments = [each for each in arguments if each != "--debug"]
     if debug:
         logging.basicConfig(format="%(name)s: %(message)s")
         LOG.setLevel(logging.INFO)
@@ -276,60 +254,30 @@ def entry(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except TyperException as error:
         # What the parser itself refuses: unknown options, words in place of numbers.
-        return _failed(_refused(error, arguments), UsageError.exit_code)
+        return _failed(_refused(error), UsageError.exit_code)
     except Exception as error:
         if debug:
             raise
         if isinstance(error, Error):
             bad_input = isinstance(error, UsageError | ConfigError | PromptError)
             return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
-        if not isinstance(error, OSError):
-            return _failed(f"{describe_error(error)}; --debug shows where", LadeError.exit_code)
-        # Errors of files have a name; what has none was written to stdout.
-        lost = error.filename is None and error.errno in _FULL_OR_CLOSED
-        why = f"{_UNWRITTEN}: {error.strerror}" if lost else describe_error(error)
-        return _failed(why, LadeError.exit_code)
+        where = "" if isinstance(error, OSError) else "; --debug shows where"
+        return _failed(f"{describe_error(error)}{where}", LadeError.exit_code)
 
 
-def _own_flag(argument: str) -> str:
-    """An argument; where it is another program's name for a flag, with or without a value, ours."""
-    name, *value = argument.split("=", maxsplit=1)
-    own = ALIASES.get(name.removeprefix("--")) if name.startswith("--") else None
-    if own is None or " " in argument:  # it may be a prompt
-        return argument
-    return "=".join((f"--{own}", *value))
-
-
-def _refused(error: TyperException, arguments: list[str]) -> str:
-    """What the parser refuses in a command line, and what to type instead."""
+def _refused(error: Any) -> str:
+    """What the parser refuses in a command line, and the fix."""
     from pydantic import ValidationError
 
-    wrong, where = error.__cause__, getattr(error, "ctx", None)
-    parameter, flag = getattr(error, "param", None), getattr(error, "option_name", None)
-    command = str(where.info_name) if where is not None else ""
-    if isinstance(wrong, ValidationError) and where is not None and parameter is not None:
-        option = options_of(request_of(command))[parameter.name]
-        given = wrong.errors()[0]["input"]
-        flag = f"{option.flag}{given}"
-        if not option.flag or given[:1].isdigit() or flag not in arguments:
-            origin = _origins(where).get(option.key, "")
-            name = origin if origin.startswith(PREFIX) else option.name
-            return f"{name} must be {option.described}, not {given!r}"
-        # Letters after a single dash are a long flag elsewhere, as in -ngl.
-        return f"No such option: {flag}; {unknown.option(flag, command, arguments)}"
-    message = error.format_message()
-    if hasattr(error, "possibilities") and flag is not None:
-        return f"{error.args[0]}; {unknown.option(flag, command, arguments)}"
-    if "extra argument" not in message:  # for which a misspelt word is taken
-        return message
-    if command == "generate":
-        return f"{message}; give the prompt with --prompt"
-    if command == "chat":
-        return f"{message}; put the message into quotes"
-    known = [name for name in COMMANDS if " " in name]
-    near = difflib.get_close_matches(" ".join(arguments[:2]), known, n=1, cutoff=0.8)
-    hint = f"did you mean lade {near[0]}?" if near else f"lade {command} --help shows what it takes"
-    return f"{message}; {hint}"
+    wrong, where = error.__cause__, error.ctx
+    parameter = getattr(error, "param", None)
+    if isinstance(wrong, ValidationError) and parameter is not None:
+        option = options_of(request_of(where.info_name))[parameter.name]
+        origin = _origins(where).get(option.key, "")
+        name = origin if origin.startswith(PREFIX) else option.name
+        return f"{name} must be {option.described}, not {wrong.errors()[0]['input']!r}"
+    message = error.format_message().rstrip(".")
+    return message and f"{message} (see {where.command_path} --help)"
 
 
 def _failed(message: str, code: int) -> int:

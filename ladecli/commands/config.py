@@ -5,15 +5,12 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..decoder.errors import ConfigError
 from ..errors import LadeError, UsageError
 from ..options import COMMANDS, request_of
 from ..options.declare import PANELS, PREFIX, Option, Options, config_path, options_of
@@ -52,12 +49,6 @@ def lasting() -> dict[str, tuple[Option, list[str]]]:
             if setting.lasting:
                 found.setdefault(key, (setting, []))[1].append(command)
     return found
-
-
-def _given_each_time() -> set[str]:
-    """The names of the options that the config file cannot hold."""
-    every = (each for command in COMMANDS for each in options_of(request_of(command)).values())
-    return {each.name for each in every if not each.lasting}
 
 
 def read() -> dict[str, dict[str, Any]]:
@@ -105,12 +96,8 @@ def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any
             names = [*known, *(() if command else map(_table, COMMANDS))]
             near = difflib.get_close_matches(name.lower(), names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
-            if name in _given_each_time():
-                hint = f"--{name} is given with each call; delete the line"
             raise UsageError(f"{where} has an unknown key {written!r}; {hint}")
         key = known[name].key
-        if key in found:
-            raise UsageError(f"{where} has {name} twice; keep one of them")
         # An empty text is as if the line were not there, as with variables.
         try:
             found[key] = value if value == "" else known[name].typed(value)
@@ -138,15 +125,13 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
     if not given:
         return []
-    known = {PREFIX + key.upper(): setting for key, (setting, _) in lasting().items()}
+    known = [setting.variable for setting, _ in lasting().values() if setting.variable]
     lines = []
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f"did you mean {near[0]}?" if near else "no setting has this name"
+            hint = f"did you mean {near[0]}?" if near else "it sets no option"
             lines.append(f"{name} is set and does nothing: {hint}")
-        elif not known[name].variable:
-            lines.append(f"{name} is set and does nothing: set it in the config file")
     return lines
 
 
@@ -164,8 +149,6 @@ def run_init(request: InitRequest) -> int:
         LadeError: it cannot be written.
     """
     target = config_path()
-    if target.is_dir():
-        raise UsageError(f"the config file {target} is a folder; remove or rename it")
     exists = target.exists()
     if exists and not request.force:
         raise UsageError(
@@ -173,25 +156,15 @@ def run_init(request: InitRequest) -> int:
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        kept = _kept(target) if exists else None
     except OSError as error:
         reason = error.strerror or error
         raise LadeError(f"the config file {target} cannot be written: {reason}") from error
+    if exists:
+        kept = target.replace(target.with_name(f"{target.name}.bak"))
+        Terminal().say(f"the old one is {kept.name} now, in the same folder")
     files.write(target, template(), "config init")
     print(target)
-    if kept is not None:
-        Terminal().say(f"the old one is {kept.name} now, in the same folder")
     return 0
-
-
-def _kept(path: Path) -> Path:
-    """A copy of the file, under the next free name."""
-    copy, number = path.with_name(f"{path.name}.bak"), 1
-    while copy.exists():
-        number += 1
-        copy = path.with_name(f"{path.name}.bak-{number}")
-    shutil.copy2(path, copy)
-    return copy
 
 
 def template() -> str:
@@ -223,30 +196,14 @@ def _entry(setting: Option, having: list[str]) -> str:
 
 
 def show(found: Mapping[str, Options], color: str) -> int:
-    """Print what holds without flags, by command, and what commands refuse of it; returns the exit
-    code."""
+    """Print what holds without flags, by command; returns the exit code."""
     terminal = Terminal(color)
     columns = tuple(Column(head, number=False) for head in ("setting", "value", "from"))
     table = Table("What holds without flags", columns, tuple(_rows(found)))
     print_table(table, terminal.console(sys.stdout))
-    for line in refused(found):
-        terminal.say(line)
     if not config_path().exists():
         terminal.say("there is no config file; lade config init writes one")
     return 0
-
-
-def refused(found: Mapping[str, Options]) -> list[str]:
-    """What commands refuse of what holds without flags."""
-    return [*dict.fromkeys(filter(None, map(_refusal, found.values())))]
-
-
-def _refusal(request: Options) -> str | None:
-    try:
-        request.check()
-    except (UsageError, ConfigError) as error:
-        return str(error)
-    return None
 
 
 def _rows(found: Mapping[str, Options]) -> Iterator[tuple[str, str, str]]:

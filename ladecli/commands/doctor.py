@@ -1,7 +1,6 @@
 """`lade doctor`: check the machine, the installation, the settings and a model; name the fixes.
 
-A check is a function that yields findings.  `CHECKS` lists all of them in the order of the report;
-those of a model have a file of their own, `model_check.py`.
+A check is a function that yields findings; `CHECKS` lists all of them in the order of the report.
 """
 
 from __future__ import annotations
@@ -10,28 +9,29 @@ import json
 import os
 import platform
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import import_module, metadata
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__, profiles
 from ..decoder.errors import Error
 from ..errors import UsageError, counted, describe_error
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
-from ..profiles import races, user
+from ..profiles import summarise, user
 from ..session import setup as decode_setup
-from ..specs import device, hub
+from ..specs import adapters, device, hub, model_files
 from ..specs.memory import format_bytes
-from ..specs.model_files import version
 from ..view import screen
 from ..view.screen import NOTE, OK, PROBLEM, WARNING, Finding
 from ..view.terminal import Terminal
-from . import cli, config, model_check
+
+if TYPE_CHECKING:
+    from ..models import PlannedModel
+    from ..session.setup import Setup
 
 SCHEMA = 2
 """Version of what --json prints."""
@@ -52,9 +52,8 @@ PARTS = (
 )
 """Optional packages: the name, what it brings, and what to install."""
 _NEED_CUDA = ("flash-attn", "triton")
-_TRITON = ("triton", "triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
-"""Names of Triton's package on different systems."""
-
+_SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
+"""Options whose origin is named beside the profile's."""
 
 Check = Callable[[DoctorRequest], Iterator[Finding]]
 
@@ -63,17 +62,10 @@ def run(request: DoctorRequest) -> int:
     """Check everything, and the model if there is one; the exit code is 1 with any problem.
 
     Raises:
-        UsageError, LoadError: an argument of this call is wrong.  A wrong variable or config file
-            is a finding.
+        LoadError: there is no such model.
     """
-    typed = {
-        key: getattr(request, key)
-        for key, origin in request.origins.items()
-        if origin == "argument" or origin.startswith("flag ")
-    }
-    DoctorRequest(**typed).check()
-    if "model" in typed:
-        hub.resolve(typed["model"])
+    if request.model is not None:
+        hub.resolve(request.model)
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
         report = examine(request)
@@ -106,11 +98,12 @@ def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
     for title, check, *needs in CHECKS:
         if not failed.isdisjoint(needs):
             continue
-        found: list[Finding] = []
+        found, name = list[Finding](), check.__name__.replace("_", " ")
         try:
             found += check(request)
+        except Error as error:
+            found.append(Finding(name, str(error), PROBLEM))
         except Exception as error:  # whatever is wrong with a machine must not end the report
-            name = getattr(check, "__name__", "check").replace("_", " ")
             found.append(Finding(name, f"could not be looked at: {describe_error(error)}", WARNING))
         if any(each.level == PROBLEM for each in found):
             failed.add(check)
@@ -136,7 +129,7 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     capability = f", compute capability {known.capability}" if known.capability else ""
     yield Finding("device", f"{first.label} ({first.torch_name}){capability}")
     usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
-    yield Finding("torch", f"{version('torch')}, for {device.gpu_build() or usual}")
+    yield Finding("torch", f"{model_files.version('torch')}, for {device.gpu_build() or usual}")
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown")
     for each in found:
@@ -151,11 +144,6 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     why = f" (OMP_NUM_THREADS={limit})" if limit else " (a cgroup's share)" if quota else ""
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
     yield Finding("processor", f"{cpu.label}: {count}")
-    raced = [times for name, times in races.read(cpu).items() if not name.startswith("int8 ")]
-    if raced:  # weights of integers have one form
-        won = Counter(min(times, key=times.__getitem__) for times in raced if times)
-        shown = ", ".join(f"{form} ({number})" for form, number in won.most_common())
-        yield Finding("products", f"fastest forms of weights, as raced here: {shown}")
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
@@ -180,25 +168,17 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
     yield Finding("lade", __version__)
     system = f"{platform.system()} {platform.machine()}"
     yield Finding("Python", f"{platform.python_version()} on {system}")
-    if found := version("transformers"):
+    if found := model_files.version("transformers"):
         yield Finding("transformers", found)
-    try:
-        needs = metadata.requires("ladecli") or []
-    except metadata.PackageNotFoundError:
-        value = "not compared with what lade needs: it is not installed, and runs from its folder"
-        yield Finding("packages", value, NOTE, "pip install -e . in that folder")
-        return
-    for need in map(Requirement, needs):
-        found = version(need.name)
+    for need in map(Requirement, metadata.requires("ladecli") or ()):
+        found = model_files.version(need.name)
         wanted = need.marker is None or need.marker.evaluate({"extra": ""})
         wrong = [s for s in need.specifier if found and not s.contains(found, prereleases=True)]
         if not wanted or (found and not wrong):
             continue
-        level, value = PROBLEM, f"is missing, and {need.specifier or 'any version'} is needed"
+        level, value = PROBLEM, f"{found or 'none'} is installed, and {need.specifier} is needed"
         if found and all(each.operator == "<" for each in wrong):
             level, value = WARNING, f"{found} is newer than what was tried ({need.specifier})"
-        elif found:
-            value = f"{found} is installed, and {need.specifier} is needed"
         yield Finding(need.name, value, level, f"pip install '{need.name}{need.specifier}'")
 
 
@@ -207,9 +187,7 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
     kind = device.detect().kind
     for name, brings, packages in PARTS:
         # Only metadata is read: importing a broken package can crash.
-        packages_of = _TRITON if name == "triton" else (name,)
-        found = next(filter(None, map(version, packages_of)), None)
-        if found is not None:
+        if found := model_files.version(name):
             yield Finding(name, found)
         elif name in _NEED_CUDA and kind != "cuda":
             yield Finding(name, "missing; needs a CUDA GPU", NOTE)
@@ -217,36 +195,18 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
             yield Finding(name, f"missing; would bring {brings}", NOTE, f"pip install {packages}")
 
 
-def config_file(request: DoctorRequest) -> Iterator[Finding]:
-    """The config file, whether it can be read, and whether commands can work with it."""
-    path, name = config_path(), "config file"
-    try:
-        config.read()
-    except UsageError as error:
-        yield Finding(name, str(error), PROBLEM, f"correct {path}")
-        return
-    try:
-        refused = config.refused(cli.standing())
-    except UsageError as error:
-        refused = [str(error)]
-    here = config.refused({"doctor": request})  # which `options` finds
-    for line in refused:
-        if line not in here:
-            yield Finding("other commands", line, PROBLEM)
+def config_file(_request: DoctorRequest) -> Iterator[Finding]:
+    """The config file; what is wrong in it ends every command."""
+    path = config_path()
     if path.exists():
-        yield Finding(name, str(path))
+        yield Finding("config file", str(path))
     else:
-        yield Finding(name, f"none at {path}", NOTE, "lade config init writes one")
+        yield Finding("config file", f"none at {path}", NOTE, "lade config init writes one")
 
 
-def options(request: DoctorRequest) -> Iterator[Finding]:
-    """Values that no command can work with; whether steps are captured as CUDA graphs."""
-    try:
-        request.check()
-        why = decode_setup.why_no_graphs(request, device.detect(request.device))
-    except Error as error:
-        yield Finding("options", str(error), PROBLEM)
-        return
+def cuda_graphs(request: DoctorRequest) -> Iterator[Finding]:
+    """Whether steps are captured as CUDA graphs."""
+    why = decode_setup.why_no_graphs(request, device.detect(request.device))
     if why is None:
         yield Finding("CUDA graphs", "on, for every model whose steps can be captured")
     elif request.cuda_graphs:
@@ -289,6 +249,100 @@ def downloads(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("token", "none; gated models need one", NOTE, "hf auth login")
 
 
+# The model.
+
+
+def model(request: DoctorRequest) -> Iterator[Finding]:
+    """Whether the model can be loaded and decoded, and with which settings.
+
+    Raises:
+        Error: it cannot; the message says why.
+    """
+    if request.model is None:
+        return
+    named = request.model, request.adapters, request.gguf_file, request.revision
+    adapters.check(*named, offline=request.offline)
+    from .. import models
+
+    planned = models.plan(request.model, request, request, progress=False)
+    for notice in models.check_weights(planned):
+        yield Finding("weights", notice, WARNING)
+    yield from _facts(request, planned)
+    yield from _ends(request, planned)
+    decode_setup.check_device(request, planned.device, planned.part, split=False)
+    yield from _setup(request, decode_setup.decide(request, request, planned))
+
+
+def _facts(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
+    """What a model is, what can be claimed of its texts, and whether what it needs is installed."""
+    facts, spec = planned.facts, planned.spec
+    tested = "tested" if facts.tested else "not tested here: tried before the first answer"
+    if facts.no_trees:
+        tested = f"chains of drafts or none, but no trees: {facts.no_trees}"
+    yield Finding("family", f"{facts.family}, {tested}")
+    parameters = f"{user.short(spec.parameters)} parameters"
+    yield Finding("weights", f"{parameters}, {format_bytes(spec.weight_bytes)} as {spec.weights}")
+    invariant = request.batch_invariant and decode_setup.why_not_invariant(planned) is None
+    yield Finding("exactness", spec.exactness(invariant=invariant))
+    for notice in planned.notices:
+        yield Finding("notice", notice, NOTE)
+    if lacking := model_files.missing_packages(spec.weights):
+        value = f"{spec.weights} needs {' and '.join(lacking)}"
+        yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
+    made_for = "" if facts.max_positions else ", for its configuration does not say how many"
+    yield Finding("context", f"{counted(facts.context, 'token')}{made_for}")
+
+
+def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
+    """The tokens that end an answer: those of the configs, and the chat template's."""
+    from .. import models
+    from ..session.chat_template import GREETING, ChatTemplate
+
+    if hub.folder_of(planned.source, planned.options.revision) is None:
+        return  # it is still to be downloaded
+    tokenizer, stated, ignored = models.tokenizer_and_ends(planned)
+    if ignored:
+        value = f"not applied: {', '.join(ignored)}"
+        yield Finding("generation config", value, WARNING)
+    choice, closing = request.template(bool(tokenizer.chat_template)), None
+    try:
+        if choice is not None:
+            template = ChatTemplate(tokenizer, choice)
+            closing = template.end_token
+            for notice in template.notices:
+                yield Finding("chat template", notice, NOTE)
+            template.encode(GREETING)
+    except UsageError as error:
+        yield Finding("chat template", str(error), WARNING)
+    ends = [(token, "by its configs") for token in sorted(stated)]
+    if closing is not None and closing not in stated:
+        ends.append((closing, "by its chat template"))
+    spelt = [f"{tokenizer.convert_ids_to_tokens(token)} ({why})" for token, why in ends]
+    yield Finding("end tokens", ", ".join(spelt) or "none: answers end at --max-new-tokens")
+
+
+def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
+    """How the model would be decoded, where each setting comes from, and whether it fits."""
+    attention, choice = setup.attention, setup.choice
+    assert choice is not None  # `decide` has asked a profile
+    yield Finding("attention", f"{attention.name}: {attention.why}")
+    used = request.lookahead(choice.base(request.wants_paper))
+    given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
+    origin = choice.paper_origin if request.wants_paper else choice.origin
+    others = (f"; {key} from {origin}" for key, origin in given.items())
+    settings = f", {summarise(used)}" if request.strategy == "lookahead" else ""
+    yield Finding("settings", f"{request.strategy}{settings}")
+    yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
+    for notice in (*choice.notices, *setup.effects):
+        yield Finding("notice", notice, NOTE)
+    level, value = OK, "the model and its whole context fit"
+    if setup.memory_notice:
+        level, value = WARNING, setup.memory_notice
+    elif request.max_context is not None:
+        value = f"the model and {setup.context} tokens of context fit"
+    yield Finding("memory", value, level)
+
+
 CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Machine", torch_works),
     ("Machine", devices, torch_works),
@@ -296,9 +350,9 @@ CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Versions", versions),
     ("Optional parts", optional_parts, torch_works),
     ("Settings", config_file),
-    ("Settings", options, torch_works),
-    ("Settings", profile, torch_works, options),
+    ("Settings", cuda_graphs, torch_works),
+    ("Settings", profile, torch_works, cuda_graphs),
     ("Hub", downloads),
-    ("Model", model_check.model, torch_works, options),
+    ("Model", model, torch_works, cuda_graphs),
 )
 """Each check with the title of its section, and those without whose success it is left out."""

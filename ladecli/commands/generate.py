@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import stat
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..decoder.errors import PromptError, RankError
-from ..errors import INTERRUPTED, LadeError, UsageError, counted
+from ..errors import INTERRUPTED, LadeError, UsageError
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
@@ -21,7 +19,7 @@ from ..session.text import Part
 from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import together
+from ..visualize import remarks, together
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -49,27 +47,15 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
-        if request.json and len({row.id for row in rows}) < len(rows):
-            terminal.say("prompts have the same id; their answers come in the prompts' order")
-        if _has_more():
-            terminal.say("standard input is not read beside other prompts; -f - reads it as one")
         answers = _Answers(request, session, terminal)
         # To ranks it says that one of them has failed.
         ends = (signal.SIGTERM,) if session.ranks == 1 else ()
         kept = pool_file.keep_drafts(session, request.pool_file, texts)
-        try:
-            with ctrl_c(*ends) as cancelled, kept:
-                for talk in talks:
-                    answers.hold(talk, cancelled)
-                    if answers.code == INTERRUPTED:
-                        break
-        except LadeError as error:  # as of a pool file, beside others that could not be written
-            answers.failed.append(error)
-    # Errors, which --quiet does not hide; the last one is for the exit code.
-    interrupted, failed = answers.code == INTERRUPTED, answers.failed
-    Terminal(request.color).say(*map(str, failed if interrupted else failed[:-1]))
-    if failed and not interrupted:
-        raise failed[-1]
+        with ctrl_c(*ends) as cancelled, kept:
+            for talk in talks:
+                answers.hold(talk, cancelled)
+                if answers.code == INTERRUPTED:
+                    break
     return answers.code
 
 
@@ -102,28 +88,10 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[Row]:
     return prompts
 
 
-def _has_more() -> bool:
-    """Whether a pipe into this program holds a text that nothing has read; it stays there, for it
-    may be the one that a loop of the shell reads from."""
-    try:
-        import fcntl  # not on Windows
-        import termios
-
-        pipe = sys.stdin.fileno()
-        waiting = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
-        return stat.S_ISFIFO(os.fstat(pipe).st_mode) and any(waiting)
-    except (ImportError, AttributeError, OSError, ValueError):
-        return False  # there is none, or it is none of the system's
-
-
 def _row(number: int, prompt: str, where: str) -> Row:
     """A text as a row; `where` it is from, for messages."""
     if not prompt.strip():
         raise UsageError(f"{where} is empty; give some text to continue")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UsageError(f"{where} is not UTF-8; check the terminal's encoding") from None
     return Row(str(number), "all", (prompt,))
 
 
@@ -132,8 +100,6 @@ class _Answers:
 
     def __init__(self, request: GenerateRequest, session: Session, terminal: Terminal) -> None:
         self.code = 0  # the exit code
-        # Files that could not be written, turns that did not fit: they must cost no other answer.
-        self.failed: list[LadeError] = []
         self._count = 0
         self._request = request
         self._session = session
@@ -147,7 +113,12 @@ class _Answers:
         """Answer every turn of a conversation; errors as `_answer`."""
         talk.hold(lambda turn, ids: self._answer(talk.id, turn, ids, cancelled))
         if talk.cut:
-            self.failed.append(UsageError(f"prompt {talk.id}, {talk.cut}"))
+            self._fail(UsageError(f"prompt {talk.id}, {talk.cut}"))
+
+    def _fail(self, error: LadeError) -> None:
+        """Say what went wrong, also with --quiet; it must cost no other answer."""
+        Terminal(self._request.color).say(str(error))
+        self.code = error.exit_code
 
     def _answer(
         self, row: str, turn: int, ids: list[int], cancelled: Callable[[], bool]
@@ -177,7 +148,7 @@ class _Answers:
         except RankError as error:
             lost = error
         except LadeError as error:
-            self.failed.append(error)
+            self._fail(error)
         if request.json:
             answer = {"id": row, "turn": turn} | self._as_json(tally)
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
@@ -189,8 +160,6 @@ class _Answers:
         if tally.reason == "interrupted":
             self.code = INTERRUPTED
             return None
-        if tally.reason == "memory":  # a shorter prompt may still be answered
-            self.code = LadeError.exit_code
         return Part(tally.reasoning, tally.text)
 
     def _settings_for(self, prompt: Sequence[int]) -> Settings:
@@ -205,25 +174,12 @@ class _Answers:
         """Notices and statistics of an answer, on stderr."""
         request, session, terminal = self._request, self._session, self._terminal
         terminal.say(*session.new_notices())
-        if tally.reason == "context":
-            terminal.say(f"the context of {session.decoder.max_context} tokens is full")
-        if tally.reason == "time":
-            seconds = session.loaded.defaults.max_seconds
-            terminal.say(f"stopped after {seconds:g} s, the max_time of the generation config")
-        if tally.unanswered and tally.reason != "interrupted":
-            hidden = not (request.json or request.reasoning)
-            fix = "; --reasoning shows that" if hidden else ""
-            terminal.say(f"the answer ended inside its reasoning{fix}")
-        elif tally.reason == "eos" and not tally.text.strip():
-            terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
-        elif tally.reason == "length" and not tally.text.strip():
-            terminal.say(f"no text came within {counted(tally.tokens, 'token')}; raise -n")
-        if tally.reason == "length" and "max_new_tokens" not in request.origins:
-            terminal.say(f"stopped at {tally.tokens} tokens; -n sets another limit")
-        if line := tally.out_of_memory:
-            # An answer that is cut short is an error, which --quiet does not hide.
-            quiet = request.quiet and tally.reason != "memory"
-            Terminal(request.color, quiet).say(line)
+        limited = "max_new_tokens" not in request.origins
+        lines = remarks(tally, session.decoder.max_context, of_length=limited)
+        if tally.reason == "memory":  # a shorter prompt may still be answered
+            self._fail(LadeError("; ".join(lines)))
+        else:
+            terminal.say(*lines)
         if request.stats if request.stats is not None else not request.quiet:
             terminal.statistics(tally)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..decoder.model import families
-from ..errors import LoadError, counted, printable
+from ..errors import LoadError, counted
 from ..options.commands import ModelsRequest
 from ..profiles.user import short
 from ..specs import adapters, hub, memory, model_files
@@ -20,7 +20,7 @@ from ..specs.adapters import Adapter
 from ..specs.device import Device
 from ..specs.hub import CachedModel
 from ..specs.memory import ModelSpec
-from ..specs.model_files import SIZES, Config, Tensor
+from ..specs.model_files import SIZES, Config
 from ..view import screen
 from ..view.terminal import Terminal
 
@@ -29,10 +29,10 @@ CONTEXT = 4096
 SCHEMA = 1
 """Version of what --json prints."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_PACKED = ("nf4", "fp4", "gptq", "awq")
+"""Quantized weights of 4 bits."""
 _STATES = {None: "-", False: "no", True: "untested"}
 """The last column by whether a model is supported, where it is not tested."""
-_MADE_PLAIN = ("fp8", "compressed-tensors")
-"""Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,18 +216,20 @@ def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | No
     inner = getattr(config, "intermediate_size", 4 * hidden)
     compute = dtype if dtype in memory.FULL else model_files.stored_type(folder) or "float32"
     method = dtype.split(" ")[0]
-    packed = method not in (*memory.FULL, "")
     size = sum(path.stat().st_size for path in model_files.weight_files(folder))
-    # Pickled weights do not say how many they are.
+    # Of 4 bits several are packed into an integer.
+    packing = {"U8": 2, "I32": 8} if method in _PACKED else {}
     tensors = model_files.stored_tensors(folder)
     value_bytes = 4 if compute == "float32" else 2
-    parameters = sum(_numbers(each, method) for each in tensors) or size / value_bytes
-    if packed and (method not in _MADE_PLAIN or (method == "fp8" and kind == "cuda")):
-        weights, linear = method, 0.0
-    else:
-        if kind == "cpu" and not packed:
+    # Pickled weights do not say how many they are.
+    parameters: float = sum(each.size * packing.get(each.kind, 1) for each in tensors)
+    parameters = parameters or size / value_bytes
+    if method in (*memory.FULL, ""):
+        if kind == "cpu":
             compute, value_bytes = "float32", 4
         weights, size, linear = compute, int(parameters * value_bytes), None
+    else:
+        weights, linear = method, 0.0
     rank = getattr(config, "kv_lora_rank", None)
     return ModelSpec(
         parameters=float(parameters),
@@ -245,13 +247,6 @@ def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | No
         linear=linear,
         latent=rank + config.qk_rope_head_dim if rank else None,
     )
-
-
-def _numbers(tensor: Tensor, weights: str) -> int:
-    """The weights that a tensor holds: 4-bit ones are packed into wider integers."""
-    if weights in ("nf4", "fp4", "gptq", "awq"):
-        return tensor.size * {"U8": 2, "I32": 8}.get(tensor.kind, 1)
-    return tensor.size
 
 
 def _print_table(models: list[ListedModel], terminal: Terminal) -> None:
@@ -273,17 +268,18 @@ def _print_table(models: list[ListedModel], terminal: Terminal) -> None:
         fits = _SHORT.get(model.fits or "", model.fits)
         state = "yes" if model.tested else _STATES[model.supported]
         state = state if model.drafts == "trees" else model.drafts
-        cells = (
-            model.name,
-            memory.format_bytes(model.size_bytes),
-            "-" if model.parameters is None else short(model.parameters),
-            model.family or "-",
-            _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
-            "-" if model.context is None else _tokens(model.context),
-            fits or ("-" if model.needs_bytes is None else "no"),
-            state,
+        rows.append(
+            (
+                model.name,
+                memory.format_bytes(model.size_bytes),
+                "-" if model.parameters is None else short(model.parameters),
+                model.family or "-",
+                _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
+                "-" if model.context is None else _tokens(model.context),
+                fits or ("-" if model.needs_bytes is None else "no"),
+                state,
+            )
         )
-        rows.append(tuple(map(printable, cells)))
     screen.print_table(screen.Table("Models on this machine", columns, tuple(rows)), console)
     for model in models:
         for note in model.notes:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import profiles
 from ..decoder.config import LookaheadConfig
-from ..errors import printable
 from ..profiles import Choice, Profile, user
 from ..profiles.schema import VALUES
 from ..session import setup as decode_setup
@@ -69,14 +68,13 @@ def run_list(request: ListRequest) -> int:
             ]
         place = f"{row['from']}{', before the shipped one' if row['shadows_shipped'] else ''}"
         mark = "* " if row["this_machine"] else "  "
-        texts = (mark + row["name"], row["description"], *speeds, place)
-        cells.append(tuple(map(printable, texts)))
+        cells.append((mark + row["name"], row["description"], *speeds, place))
     heads = ("profile", "for", "GB/s", "TFLOP/s", "from")
     columns = tuple(Column(head, number=head in ("GB/s", "TFLOP/s")) for head in heads)
     screen.print_table(Table("Hardware profiles", columns, tuple(cells)), console)
     console.print()
     used = f"{name} is for this machine: {user.key_of(device)}" if name else None
-    screen.line(console, f"* {printable(used or profiles.unknown(device))}")
+    screen.line(console, f"* {used or profiles.unknown(device)}")
     if any(row["from"] == "tuned" and row["this_machine"] for row in rows):
         screen.line(console, "* tuned: for the model that it was tuned on")
     return 0

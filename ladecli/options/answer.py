@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -92,15 +91,13 @@ class PromptOptions(TemplateOptions):
     def _check(self) -> None:
         super()._check()
         for name in self._NOT_RAW:
-            if self._typed(name) and self._typed("raw"):
+            if self.raw and self._typed(name):
                 flag = name.replace("_", "-")
                 raise UsageError(f"{flag} needs the chat template; leave raw or {flag} out")
 
     def template(self, has_template: bool) -> TemplateChoice | None:
         """As for `TemplateOptions`; a system message needs a template, too."""
-        if self.raw and (self._typed("raw") or not any(map(self._typed, self._NOT_RAW))):
-            return None  # else a variable or the config file says so, and a flag comes before it
-        return super().template(has_template or self._typed("system"))
+        return None if self.raw else super().template(has_template or self._typed("system"))
 
     @property
     def typed_system(self) -> str | None:
@@ -329,6 +326,3 @@ class ServeRequest(DraftFileOptions, RankedOptions):
         super()._check()
         if self.api_key == "":
             raise UsageError("api-key is empty; give a key, or leave it out")
-        for origin in self.cors or ():
-            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-                raise UsageError(f"cors is * or as http://localhost:3000 is, not {origin!r}")

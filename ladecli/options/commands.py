@@ -6,7 +6,6 @@ import math
 from dataclasses import MISSING, dataclass
 from functools import partial
 
-from ..decoder.config import LookaheadConfig
 from ..errors import UsageError
 from .answer import (
     AnswerOptions,
@@ -89,10 +88,6 @@ class BenchRequest(MeasureRequest, RankedOptions):
         metavar="FILE",
         lasting=False,
     )
-
-    def side_effects(self, profile: LookaheadConfig) -> list[str]:
-        """None: each method is shown with settings of its own."""
-        return []
 
 
 @dataclass(frozen=True, kw_only=True)

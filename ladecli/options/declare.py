@@ -13,14 +13,6 @@ from ..errors import UsageError
 
 PREFIX = "LADE_"
 """Of every variable that sets an option."""
-ALIASES = {
-    "temp": "temperature",
-    **dict.fromkeys(("max-tokens", "n-predict", "num-predict"), "max-new-tokens"),
-    "repeat-penalty": "repetition-penalty",
-    "ctx-size": "max-context",
-    "file": "prompt-file",
-}
-"""Names that other programs have for our options."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 CONFIG_FILE = "config file"
 """The origin of what the config file says."""

@@ -27,7 +27,7 @@ from ..view import screen
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import SEPARATOR, repeats, together
+from ..visualize import SEPARATOR, remarks, together
 from .journal import Journal
 from .reader import Reader, escape
 
@@ -159,7 +159,7 @@ class Chat:
     def note(self, line: str) -> None:
         """A remark on stderr."""
         if not self.request.quiet:
-            screen.line(self.console, printable(line), "dim")
+            screen.line(self.console, line, "dim")
 
     def print_rows(self, rows: Iterable[Sequence[RenderableType]]) -> None:
         """A table of up to three columns on stderr: names, values and remarks."""
@@ -254,33 +254,18 @@ class Chat:
             LadeError: memory did not suffice for all of it.
             KeyboardInterrupt: on a pipe, if that ended it.
         """
-        tally, memory = reply.tally, reply.tally.out_of_memory
-        limit = self.session.decoder.max_context
-        remarks = {
-            "context": f"cut: the context of {limit} tokens is full; ask it to go on",
-            "length": "cut at max-new-tokens",
-            "time": "cut at the max_time of the model's generation config",
-            "interrupted": "stopped",
-        }
+        tally = reply.tally
         self.show_new_notices()
-        lines = [remarks.get(tally.reason or "", "")]
-        if tally.reason != "memory":
-            lines.append(memory or "")
-        if tally.unanswered:
-            lines.append("it ended inside its reasoning, before an answer")
-        elif not tally.text.strip() and tally.ended_well:
-            lines.append("the reply is empty")
-        if repeats(tally.text or tally.reasoning):
-            draw = "temperature 0.7 or " if reply.settings.sampling.greedy else ""
-            lines.append(f"it repeats itself: /set {draw}repetition-penalty 1.1 helps")
-        for line in filter(None, lines):
+        lines = remarks(tally, self.session.decoder.max_context)
+        failed = LadeError("; ".join(lines)) if tally.reason == "memory" else None
+        for line in () if failed else lines:
             self.note(f"({line})")
         if self.shows_stats:
             self.terminal.statistics(tally)
         if self.reader.interactive and not self.request.quiet:
             self.console.print()
-        if memory and tally.reason == "memory":
-            raise LadeError(memory)
+        if failed:
+            raise failed
         if tally.reason == "interrupted":
             self.unsent = self.reader.take_back()  # it is not sent, and must not be lost
             if not self.reader.interactive:

@@ -20,7 +20,7 @@ from ..errors import UsageError, counted, printable
 from ..metrics import total
 from ..session.conversation import Conversation, from_json
 from ..specs import adapters
-from ..visualize import legend
+from ..visualize import style_of
 from .chat import Chat
 from .compare import compare_again
 from .reader import escape
@@ -321,7 +321,7 @@ def profile(chat: Chat, name: str) -> None:
 
 def _show(chat: Chat, names: Iterable[str]) -> None:
     rows = in_effect(chat)
-    chat.print_rows((name, *map(printable, rows[name])) for name in names)
+    chat.print_rows((name, *rows[name]) for name in names)
 
 
 # Figures.
@@ -369,13 +369,13 @@ def show_help(chat: Chat, name: str) -> None:
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('"default" is the value without flags and config file; "off" switches off.')
         return
-    colors = Text("token colors on or off: ").append_text(legend(SOURCES))
+    sources = Text(" ").join(Text(source, style_of(source)) for source in SOURCES)
     # All of it fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
         *((each.usage, each.help) for each in COMMANDS.values()),
         ("Enter, Alt-Enter", 'send; a new line (or several between """ and """)'),
         ("Ctrl-C", "stop the reply, and keep it; Ctrl-X Ctrl-E edits in $EDITOR"),
-        ("Ctrl-T", colors),
+        ("Ctrl-T", Text("token colors on or off: ").append_text(sources)),
     ]
     chat.print_rows(rows)
 

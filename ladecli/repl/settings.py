@@ -13,7 +13,7 @@ from .. import profiles
 from ..decoder.config import SOURCES, SamplingConfig
 from ..errors import UsageError
 from ..options.answer import ChatRequest
-from ..options.declare import ALIASES, Option, options_of
+from ..options.declare import Option, options_of
 
 if TYPE_CHECKING:
     from .chat import Chat
@@ -62,7 +62,8 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
     elif option.kind is list:  # quotes keep blanks, and a line cannot hold a break
         value = [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
         if option.key == "template_arg":  # one variable of the template after the other
-            others = (each for each in request.template_arg or () if _key(each) != _key(text))
+            name = text.partition("=")[0]
+            others = [each for each in request.template_arg or () if each.partition("=")[0] != name]
             value = [*others, text]
     else:
         try:
@@ -100,7 +101,6 @@ def find_live(name: str) -> Option:
 def find_option(name: str) -> Option:
     """The option of this name; UsageError if there is none."""
     letter, name = f"-{name.lstrip('-')}", name.lstrip("-").replace("_", "-").lower()
-    name = ALIASES.get(name, name)
     for option in options_of(ChatRequest).values():
         if option.name == name or option.flag == letter:
             return option
