@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import argument_parser, conditions, save
+from common import argument_parser, save
 
 import ladecli
 from ladecli.decoder.model.transformer import Transformer
@@ -218,7 +218,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     counts = Counter(row["decoding"] for row in rows)
     lines = ["# Models", "", INTRODUCTION, ""]
     lines += [f"- **{kind}** ({counts[kind]}): {what}" for kind, what in KINDS.items()]
-    lines += ["", f"Built small and random, decoded greedily, {conditions()}:", ""]
+    libraries = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    lines += ["", f"Built small and random, decoded greedily in float32 by {libraries}:", ""]
     for door in DOORS:
         counts = Counter(row[door].split(":")[0] for row in rows)
         lines.append(f"- {door}: " + ", ".join(f"{n} {what}" for what, n in counts.most_common()))

@@ -31,7 +31,6 @@ from typing import Any
 from common import ROOT, argument_parser, print_head, print_row, save
 
 from ladecli import suites
-from ladecli.session.dialogue import Row
 from ladecli.specs.device import predict_device
 
 PROCESSOR = predict_device("cpu").label
@@ -139,12 +138,6 @@ def llama_side(args: argparse.Namespace) -> Commands:
     return {kind: [python, WORKERS, "llama", files[kind], args.context] for kind in wanted}
 
 
-def evenly(rows: Sequence[Row], count: int | None) -> list[Row]:
-    """Rows evenly out of a file in which those of a category stand together."""
-    count = min(count or len(rows), len(rows))
-    return [rows[(2 * number + 1) * len(rows) // (2 * count)] for number in range(count)]
-
-
 def measure(
     args: argparse.Namespace, ours: Commands, llamas: Commands, threads: int
 ) -> dict[str, Any]:
@@ -154,7 +147,7 @@ def measure(
         for precision, command in ours.items():
             worker = stack.enter_context(Worker(threads, command))
             found += [Method(f"{precision}, {way}", worker, precision, way) for way in STRATEGIES]
-        rows = evenly(suites.load(args.prompts), args.count)
+        rows = suites.some(suites.load(args.prompts), args.count)
         prompts = [found[0].worker.ask("encode", text=row.turns[0], chat=True) for row in rows]
         for kind, command in llamas.items():
             worker = stack.enter_context(Worker(threads, command))

@@ -24,13 +24,13 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-from common import Report, argument_parser, run_parts, spread
+from common import Report, argument_parser, run_parts
 
 import ladecli
 from ladecli.events import TextStep
@@ -179,6 +179,12 @@ def speed(report: Report, args: Namespace, place: Path) -> None:
     report.row(f"{count - 1} answers of {tokens} tokens, in turn", figures)
     report.holds(args.quick or statistics.median(later) <= 20, "the first token is late")
     report.holds(args.quick or statistics.median(rates) >= 0.97, "a stream is slower")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median with the quartiles around it."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _times(texts: Iterator[str], program: psutil.Process) -> tuple[float, float, float]:

@@ -26,7 +26,7 @@ from .families import saved
 PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
 COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
 CONFIG = LookaheadConfig(5, 3, 5, 20, ("context",))
-QUICK = ("tune", "demo", "--seconds", "2")
+QUICK = ("tune", "demo", "--seconds", "5")
 
 
 class FakeDecoder:
@@ -69,6 +69,8 @@ class FakeDecoder:
         while left:
             count = min(self.accepted(width), left)
             seconds = self.cost(width, length, self.now) * (1 + self.noise * self._rng.random())
+            # The first step of a measurement finds the caches of another width.
+            seconds *= 3 if limits is None and length == len(prompt) else 1
             self.now += seconds
             tokens = (Token(7, "context"),) * count
             yield Step(tokens, width, width - 1, seconds, StepTimes(0.0, seconds, 0.0, 0.0))
@@ -112,7 +114,7 @@ def test_costs_are_in_plain_steps_of_the_same_context() -> None:
 def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     decoder = FakeDecoder(lambda w, n, _: plain * (1.0 + 0.02 * (w - 1)))
     curve = curve_of(decoder, 10.0)
-    assert decoder.now < 30.0 + 12 * plain, "the first round may take long, and no other begins"
+    assert decoder.now < 10.0 + 12 * plain
     if plain <= 0.5:
         assert curve.cost.at(32, 128) == pytest.approx(1.62, rel=0.02)
 
@@ -123,8 +125,9 @@ def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
         (FakeDecoder(lambda w, n, _: 4e-3, widest=40), 5.0, (1, 2, 4, 8, 16, 24, 32), (128, 1024)),
         (FakeDecoder(lambda w, n, _: 5e-3 * w, max_context=10**5), 10.0, (1, 2, 4, 8), (128,)),
         (FakeDecoder(lambda w, n, _: 2e-3, max_context=200, widest=3), 9.0, (1, 2), (66,)),
+        (FakeDecoder(lambda w, n, _: 1.0 if n > 1000 else 4e-4 * w), 9.0, (1, 2, 4, 8), (128,)),
     ],
-    ids=["by memory", "by cost and by the time of reading", "by the model's context"],
+    ids=["by memory", "by cost and by the time of reading", "by the model's context", "by time"],
 )
 def test_what_cannot_be_measured_is_left_out(
     decoder: FakeDecoder, seconds: float, widths: tuple[int, ...], contexts: tuple[int, ...]
@@ -144,7 +147,7 @@ def test_the_fastest_wins() -> None:
     assert outcome.best.speed == pytest.approx(1.5, rel=0.03)
     assert {PLAIN, CURRENT} < {each.name for each in outcome.finalists}
     assert len(outcome.finalists) == 5
-    assert setting_of(outcome.best, CONFIG, COST).step_cost == COST
+    assert setting_of(outcome.best, COST).step_cost == COST
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_what_is_kept(
     )
     assert outcome is not None
     assert outcome.best.name == best
-    assert replace(setting_of(outcome.best, CONFIG, COST), step_cost=StepCost()) == setting
+    assert replace(setting_of(outcome.best, COST), step_cost=StepCost()) == setting
 
 
 def test_a_slow_model_is_tried_with_what_promises_most() -> None:
@@ -174,19 +177,6 @@ def test_a_slow_model_is_tried_with_what_promises_most() -> None:
     assert outcome is not None
     assert len(outcome.finalists) == 3
     assert found_by(best_at(32, 1.5), 20.0, plain=1.0) is None, "nor for any comparison"
-    assert setting_of(None, CONFIG, COST) == replace(CONFIG, step_cost=COST)
-
-
-def test_where_plain_decoding_lacks_memory_for_a_while_no_setting_is_blamed() -> None:
-    def cost(width: int, _length: int, now: float) -> float:
-        decoder.widest = 0 if 3.0 < now < 5.0 else 10**9
-        return 4e-3 * (1.0 if width == 1 else 4 / 1.5 if width == 32 else 4.2)
-
-    decoder = FakeDecoder(cost, lambda w: 1 if w == 1 else 4, noise=0.02)
-    outcome = found_by(decoder)
-    assert outcome is not None
-    assert outcome.best.config is not None
-    assert outcome.best.config.step_limit == 32
 
 
 @pytest.mark.parametrize("seconds", [1.0, 30.0])
@@ -212,15 +202,11 @@ def test_what_it_writes_is_used_from_then_on(lade: Any) -> None:
     assert str(path) in result.err
     written = toml.loads(path.read_text(encoding="utf-8"))
     assert written["tuned"]["parameters"] == found["parameters"] == 3148224
-    origin = written["setting"][0]["origin"]
-    assert origin.startswith("measured: ")
+    assert written["setting"][0]["origin"].startswith("measured: ")
     decode = lade("generate", "demo", "-p", "def ", "-n", "5", "--json").json()["decode"]
     assert decode["profile"] == path.stem
     for name in ("budget", "sources"):
         assert decode[name] == found["setting"][name]
-    lade(*QUICK)
-    again = toml.loads(path.read_text(encoding="utf-8"))["setting"][0]["origin"]
-    assert again.count("by lade tune") == 1, "what was found before is not told once more"
 
 
 @pytest.mark.slow
@@ -233,6 +219,12 @@ def test_a_dry_run_shows_and_writes_nothing(lade: Any, monkeypatch: Any, wide_sc
     lines = result.out.splitlines()
     assert max(map(len, lines)) <= 60
     assert [line for line in lines if "after 128" in line]
+
+
+def test_without_time_to_compare_settings_it_says_how_much_there_should_be(lade: Any) -> None:
+    told = lade(*QUICK[:2], "--seconds", "0.1")
+    assert (told.code, "give --seconds 10" in told.err) == (1, True)
+    assert user.names() == []
 
 
 def test_a_context_without_room_for_an_answer(lade: Any) -> None:

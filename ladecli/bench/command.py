@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files, suites
-from ..errors import INTERRUPTED, LadeError, UsageError, counted
+from ..errors import INTERRUPTED, LadeError, counted
 from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
@@ -28,7 +28,6 @@ from .result import (
     to_json,
 )
 from .runners import MethodRunner, OwnRunner
-from .statistics import MIN_ROWS
 from .tasks import BenchTask, make_dialogues, make_passages, split_usable
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ def run(request: BenchRequest) -> int:
     paths = list(map(files.expanded, request.report or []))
     for path in paths:
         report.check(path)
-        if path.resolve() == files.expanded(request.prompts).resolve():
-            raise UsageError(f"--prompts and --report are the same file, {path}; name another")
     terminal = Terminal(request.color, request.quiet)
     prompts = None
     if "context" not in swept:
@@ -87,8 +84,6 @@ def _measure(
     cancelled: Callable[[], bool],
 ) -> Result | None:
     """Measure; None if it was cancelled before anything was measured."""
-    from ..decoder.faults import attempt
-    from ..specs.device import measure_rates
     from .measure import Measurement  # and with it torch, which is loaded by now
 
     created, loaded, choice = now(), session.loaded, session.choice
@@ -97,8 +92,9 @@ def _measure(
     template = request.template(session.has_template) if prompts is not None else None
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
-    runners, compile_seconds = _prepare(chosen, session, tasks, terminal, cancelled)
-    terminal.say(_intent(len(tasks), len(runners), request.repeat))
+    runners = _prepare(chosen, session, tasks, terminal, cancelled)
+    sizes = {"prompt": len(tasks), "method": len(runners), "repeat": request.repeat}
+    terminal.say(f"measuring {' × '.join(counted(size, of) for of, size in sizes.items())}")
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
         measured = Measurement(runners, loaded.device, cancelled, progress)
         measured.run(tasks, request.repeat)
@@ -107,34 +103,21 @@ def _measure(
     if not measured.runs:
         raise LadeError(f"nothing could be measured: {measured.failures[0].error}")
     names = [method.name for method, _ in chosen]
-    spent = measured.time_spent(loaded.part, session.decoder.runner.model.halved)
-    wanted = spent and not cancelled()
-    rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if wanted else None
     return Result(
         schema=SCHEMA,
         created=created,
         seconds=round(measured.seconds, 3),
-        interrupted=measured.interrupted or cancelled(),
+        interrupted=measured.interrupted,
         reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
         machine=Machine.of(session),
         model=MeasuredModel.of(session),
-        attention_why=session.setup.attention.why,
         conditions=_conditions(request, session, swept, len(tasks), chosen[0][1]),
         methods=tuple(method for method, _ in chosen),
         runs=tuple(measured.runs),
         skipped=(*skipped, *measured.skipped.values()),
         failures=(*refused, *measured.failures),
-        time_spent=spent,
-        bandwidth=rates.bandwidth if rates else None,
-        compile_seconds=round(compile_seconds, 3),
+        time_spent=measured.time_spent(),
     )
-
-
-def _intent(prompts: int, methods: int, repeats: int) -> str:
-    """What will be measured, for those who wait for it."""
-    sizes = {"prompt": prompts, "method": methods, "repeat": repeats}
-    few = f"; a speed-up takes {MIN_ROWS} prompts" if prompts < MIN_ROWS else ""
-    return f"measuring {' × '.join(counted(size, of) for of, size in sizes.items())}{few}"
 
 
 def _make_tasks(
@@ -185,12 +168,11 @@ def _prepare(
     tasks: Sequence[BenchTask],
     terminal: Terminal,
     cancelled: Callable[[], bool],
-) -> tuple[list[MethodRunner], float]:
-    """The methods on the model, and the seconds that compiling transformers' steps took."""
+) -> list[MethodRunner]:
+    """The methods on the model."""
     from .stock import StockRunner
 
     runners: list[MethodRunner] = []
-    seconds = 0.0
     for method, settings in chosen:
         if not method.foreign:
             runners.append(OwnRunner(method, session, settings))
@@ -203,6 +185,6 @@ def _prepare(
                 f"compiling the steps of {method.name}, which can take minutes; Ctrl-C twice"
                 " stops it at once"
             )
-            seconds += stock.prepare(tasks[0].first(), cancelled)
+            stock.prepare(tasks[0].first(), cancelled)
         runners.append(stock)
-    return runners, seconds
+    return runners

@@ -30,7 +30,7 @@ from ..view.terminal import Terminal
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, Run, read
-from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, comparable_pairs, judge, tokens_per_step
+from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, judge, tokens_per_step
 
 SCHEMA = "lade-compare/1"
 UNRELATED, MIXED = "unrelated", "mixed"
@@ -106,19 +106,15 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     other_work = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
     if (a.model.name, a.model.parameters) != (b.model.name, b.model.parameters):
         other_work.insert(0, "model")
-    pairs, edited = _pair_answers(a, b, set()), set[str]()
-    if not {"model", "template"} & {*other_work}:  # with one of those every prompt has other ids
-        # Rows of which some prompt is another one in B, though the answers before it are not.
-        known = [pair for each in pairs.values() for pair in comparable_pairs(each)]
-        edited = {one.row for one, other in known if one.prompt_digest != other.prompt_digest}
-        pairs = _pair_answers(a, b, edited)
+    # With another model or template every prompt has other ids.
+    pairs, other_prompts = _pair_answers(a, b, not {"model", "template"} & {*other_work})
     if not any(pairs.values()):
         raise UsageError(
             "nothing to compare: no method answered the same prompt in A and in B; measure both"
             " with the same --strategies and --prompts"
         )
     both = [method.name for method in a.methods if pairs.get(method.name)]
-    candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(both) > 1 else ()
+    candidates = (*BASELINES, PLAIN) if len(both) > 1 else ()
     baseline = next((name for name in candidates if name in both), None)
     methods = [_compare_method(name, pairs, baseline) for name in both]
     for each in methods if other_work else ():
@@ -134,27 +130,37 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         "same_run": a.runs == b.runs,
         "not_the_same": list(_differences(a, b, both)),
         "other_work": [each.replace("_", " ") for each in other_work],
-        "other_prompts": sorted(edited),
+        "other_prompts": sorted(other_prompts),
         "missing": [name for name, found_pairs in pairs.items() if not found_pairs],
-        "failed": _newly_failed(a, b, edited),
+        "failed": _newly_failed(a, b),
         "contenders": methods,
     }
     return {**found, "notes": list(_notes(found))}
 
 
-def _pair_answers(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run, Run]]]:
-    """Pair answers of A with those of B, by method of A; rows in `edited` are left out."""
-    ours, theirs = ({(run.method, *run.key): run for run in each.runs} for each in (a, b))
+def _pair_answers(
+    a: Result, b: Result, same_prompts: bool
+) -> tuple[dict[str, list[tuple[Run, Run]]], set[str]]:
+    """Answers of A with those of B, by method of A, and rows with answers to other prompts in B.
+
+    With `same_prompts` the latter are left out.  In a conversation that are the prompts after the
+    first answer that differs, too.
+    """
+    theirs = {(run.method, *run.key): run for run in b.runs}
     pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
-    for key, run in ours.items():
-        if run.row not in edited:
-            pairs[run.method] += [(run, theirs[key])] if key in theirs else []
-    return pairs
+    others: set[str] = set()
+    for run in a.runs:
+        other = theirs.get((run.method, *run.key))
+        if other and same_prompts and run.prompt_digest != other.prompt_digest:
+            others.add(run.row)
+        else:
+            pairs[run.method] += [(run, other)] if other else []
+    return pairs, others
 
 
-def _newly_failed(a: Result, b: Result, edited: set[str]) -> list[str]:
+def _newly_failed(a: Result, b: Result) -> list[str]:
     """Methods that failed in B on a prompt that they answered in A."""
-    answered = {(run.method, run.row) for run in a.runs if run.row not in edited}
+    answered = {(run.method, run.row) for run in a.runs}
     answered -= {(each.method, each.row) for each in a.failures}
     return sorted({each.method for each in b.failures if (each.method, each.row) in answered})
 
@@ -171,7 +177,6 @@ def _compare_method(
         change = judge(sample, MARGIN if baseline else MACHINE_MARGIN) if sample else None
     sides = list(zip(*pairs, strict=True))
     peaks = [max(run.peak_memory or 0 for run in side) for side in sides]
-    same = comparable_pairs(pairs)
     return {
         "contender": name,
         "verdict": change and change.verdict,
@@ -181,10 +186,10 @@ def _compare_method(
         "raw_ratio": math.exp(statistics.median(logs.values())) if logs else None,
         "change": change and asdict(change),
         "exact": {
-            "tokens_per_step": _ab(tokens_per_step, list(zip(*same, strict=True))),
-            "answers": len(same),
-            "other_texts": sum(a.digest != b.digest for a, b in same),
-            "other_steps": sum(a.steps != b.steps for a, b in same),
+            "tokens_per_step": _ab(tokens_per_step, sides),
+            "answers": len(pairs),
+            "other_texts": sum(a.digest != b.digest for a, b in pairs),
+            "other_steps": sum(a.steps != b.steps for a, b in pairs),
         },
     }
 
@@ -227,7 +232,7 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
         ("other_work", "nothing is called slower or faster, since A and B did other work"),
         ("missing", "missing in B"),
         ("failed", "failed in B on prompts that A answers"),
-        ("other_prompts", "left out, since their prompts differ"),
+        ("other_prompts", "answers are left out, since their prompts differ, of"),
     ):
         if found[key]:
             yield f"{what}: {', '.join(found[key])}"

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import operator
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count, product
 
-from ..errors import LadeError, describe_error
-from ..profiles.derive import read_bytes
+from ..errors import describe_error
 from ..session.text import Part
 from ..specs.device import Device, peak_memory, watch_peak
-from ..specs.memory import ModelSpec
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, MethodRunner, Stopped
 from .tasks import BenchTask
@@ -25,8 +22,6 @@ WARM_UP = 16
 """Steps that every method makes before anything is timed."""
 PROMPT = 256
 """Tokens of a prompt to warm up with."""
-MAX_FAILURES = 2
-"""A method that failed on this many rows in succession is not tried again."""
 TRIES = 4
 """Times that a conversation is held, at most, until no step is compiled or captured in it."""
 
@@ -56,7 +51,6 @@ class Measurement:
         self._progress = progress
         # By method and part of a step, the seconds of all steps after the first.
         self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
-        self._failed_rows: Counter[str] = Counter()  # in succession, by method
 
     def run(self, tasks: Sequence[BenchTask], repeats: int) -> None:
         """Measure every task `repeats` times; what is done when Ctrl-C comes counts."""
@@ -69,34 +63,23 @@ class Measurement:
             began = time.perf_counter()
             rounds = product(range(1, repeats + 1), tasks)
             for number, (repeat, task) in enumerate(rounds):
-                self._round(task, repeat, self._order(number))
+                # Another order in each round, the same in every benchmark.
+                order = random.Random(number).sample(self._runners, len(self._runners))
+                self._round(task, repeat, order)
         except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:
             self.seconds = time.perf_counter() - began
             gc.unfreeze()
 
-    def time_spent(self, shape: ModelSpec, halved: tuple[int, int]) -> tuple[TimeSpent, ...]:
-        """The time of a step by its parts.
-
-        Args:
-            shape: that of the model's part on this device.
-            halved: see `decoder.model.forward`.
-        """
+    def time_spent(self) -> tuple[TimeSpent, ...]:
+        """The time of a step by its parts, of every method of which they are known."""
         found = []
         for name, parts in self._parts.items():
-            runs = [run for run in self.runs if run.method == name and run.step_seconds]
-            if not parts or not runs:
-                continue
-            counts = [len(run.step_seconds) for run in runs]
-            steps = sum(counts)
-            # An answer is half there, on average.
-            contexts = (run.prompt_tokens + run.tokens // 2 for run in runs)
-            context = sum(map(operator.mul, contexts, counts)) // steps
-            width = sum(run.fed or 0 for run in runs) // steps
-            seconds = {part: total / steps for part, total in parts.items()}
-            read = read_bytes(shape, width, context) - 2 * halved[width > 1]
-            found.append(TimeSpent(name, steps, seconds, read))
+            steps = sum(len(run.step_seconds) for run in self.runs if run.method == name)
+            if parts and steps:
+                seconds = {part: total / steps for part, total in parts.items()}
+                found.append(TimeSpent(name, steps, seconds))
         return tuple(found)
 
     def _warm_up(self, prompt: list[int]) -> None:
@@ -114,31 +97,17 @@ class Measurement:
             if self._cancelled():
                 raise Stopped
 
-    def _order(self, number: int) -> list[MethodRunner]:
-        """The order of a round, Williams' (1949), the same in every benchmark.
-
-        Of as many rounds as there are methods each is once at every place, after changing ones.
-        """
-        count = len(self._runners)
-        block, shift = divmod(number, count)
-        order = random.Random(block).sample(self._runners, count)
-        places = (at // 2 if at % 2 == 0 else -(at // 2) - 1 for at in range(count))
-        return [order[(place + shift) % count] for place in places]
-
     def _round(self, task: BenchTask, repeat: int, order: Sequence[MethodRunner]) -> None:
         """One task for all methods, in an order."""
         for runner in order:
             name = runner.method.name
-            failed = any((each.method, each.row) == (name, task.id) for each in self.failures)
-            if not failed and self._failed_rows[name] < MAX_FAILURES:
+            if not any((each.method, each.row) == (name, task.id) for each in self.failures):
                 try:
                     self._hold(runner, task, repeat)
-                    self._failed_rows[name] = 0
                 except Stopped:
                     raise
                 except Exception as error:  # must not cost the figures of the others
                     self.failures.append(Failure(name, task.id, describe_error(error)))
-                    self._failed_rows[name] += 1
             self._progress(1)
         if task.cut:
             self.skipped[task.id] = Skipped(task.id, task.cut)
@@ -180,10 +149,7 @@ class Measurement:
                 runner.begin()
                 task.hold(answer)
                 if runner.built == built:
-                    return
-            if runner.method.foreign:
-                done.clear()
-                raise LadeError("torch compiles something anew in every answer of transformers")
+                    break
         finally:
             for run, answered in done:
                 self.runs.append(run)

@@ -39,6 +39,8 @@ Chosen: TypeAlias = "tuple[Method, Settings]"
 def check(request: BenchRequest) -> Sweep:
     """The sweep, checked as far as that needs no model.
 
+    A value of an axis comes before that of an option.
+
     Raises:
         UsageError: an unknown strategy or axis, an invalid value, or options that contradict
             each other.
@@ -49,9 +51,6 @@ def check(request: BenchRequest) -> Sweep:
             "transformers' own generate does not run on a model that ranks share; leave"
             f" {', '.join(FOREIGN)} out of --strategies"
         )
-    for axis in swept:
-        if origin := request.origins.get(NUMBERS.get(axis, (axis, 0))[0]):
-            raise UsageError(f"--sweep has values of {axis}; leave the one value out ({origin})")
     if "context" in swept and "prompts" in request.origins:
         raise UsageError("--sweep context cuts prompts of its own; leave --prompts out")
     if swept.keys() - {"context"} and request.strategies and names != (PLAIN, "lookahead"):
@@ -161,14 +160,11 @@ def _cells(
             options["sources"] = sources
         try:
             settings = opening.settings_of(replace(request, **options), choice, sampling)
-            windowed = [axis for axis in ("W", "N", "G") if axis in values]
-            if windowed and "trajectory" not in settings.lookahead.sources:
-                raise ConfigError(f"{windowed[0]} changes nothing without the source trajectory")
         except ConfigError as error:
             refused.append(Failure(name, "", str(error)))
             continue
         shown = lookahead_shown(settings.lookahead)
-        chosen.append((Method(name, "lookahead", shown, cell), settings))
+        chosen.append((Method(name, "lookahead", shown), settings))
     if len(chosen) == 1:
         raise UsageError(f"no cell of the sweep can run: {refused[0].error}")
     return chosen, refused

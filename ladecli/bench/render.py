@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,13 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from ..view.recorded import as_html, recording_console
-from ..view.screen import WIDE, Column, Table, line, print_table, rich_table
-from .statistics import Interval
+from ..view.screen import WIDE, Table, line, print_table, rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PAGE, CHART = 120, 60
-"""Columns of the text of a page, and of its chart."""
+PAGE = 120
+"""Columns of the text of a page."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$!&@])")
 
 
@@ -30,8 +28,6 @@ class Document:
     headline: tuple[str, ...]  # the answer, in sentences
     caveats: tuple[str, ...]  # what a reader must know about the figures
     tables: tuple[Table, ...]
-    chart_title: str = ""
-    speedups: tuple[tuple[str, Interval], ...] = ()  # by method, for a chart
     footer: str = ""  # program and date
 
 
@@ -85,8 +81,7 @@ def html(report: Document) -> str:
         paragraph(f"{sentence}\n", "bold")
     for caveat in report.caveats:
         paragraph(f"note: {caveat}", "yellow")
-    chart = [_chart(report.chart_title, report.speedups)] if report.speedups else []
-    for table in (*chart, *report.tables):
+    for table in report.tables:
         paragraph(f"\n{table.title}", "bold")
         rows = rich_table(table)
         # Texts are folded, and figures are not.
@@ -96,23 +91,3 @@ def html(report: Document) -> str:
             paragraph(note, "dim")
     paragraph(f"\n{report.footer}", "dim")
     return as_html(console, f"{report.title} · lade bench", tables=True)
-
-
-def _chart(title: str, speedups: Iterable[tuple[str, Interval]]) -> Table:
-    """Factors with their intervals on one scale, the greatest first."""
-    ordered = sorted(speedups, key=lambda each: each[1].value, reverse=True)
-    scale = (CHART - 1) / max(1.0, *(found.high for _, found in ordered))
-    rows = []
-    for name, found in ordered:
-        low, value, high, one = (
-            round(scale * each) for each in (found.low, found.value, found.high, 1.0)
-        )
-        bar = list(f"{' ' * low}{('━' if found.clear else '┄') * (high - low + 1)}".ljust(CHART))
-        bar[one], bar[value] = "│", "●"
-        rows.append((name, f"{found.value:.2f}×", "".join(bar)))
-    columns = (
-        Column("", number=False),
-        Column("speed-up"),
-        Column("│ is 1; ┄ may be chance", False),
-    )
-    return Table(title, columns, tuple(rows))

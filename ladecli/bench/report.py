@@ -15,18 +15,12 @@ from ..view.screen import NONE, Column, Table
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
-from .statistics import MIN_ROWS, Figures, Interval, drift, figures_of, speedup
+from .statistics import MIN_ROWS, Figures, Interval, figures_of, speedup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 OPTION = "--report"
-PARTS = ("draft", "forward", "verify", "commit", "learn", "text")
-"""Of a step; "verify" is what older results call "commit"."""
-ENOUGH = 8
-"""Prompts from which on an interval can be trusted whatever their distribution."""
-UNSTEADY = 0.05
-"""Relative change from the first repeat to the last that a reader must know."""
 _LABELS = {
     PLAIN: "plain decoding",
     STOCK: "transformers' generate",
@@ -66,15 +60,12 @@ def show(result: Result, console: Console) -> None:
 def document(result: Result) -> Document:
     """The content of every format."""
     overall = figures_of(result)
-    baseline = _label(result.reference)
     version = result.machine.versions.get("lade", "")
     return Document(
         title=f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
         headline=tuple(_headline(result, overall)),
         caveats=tuple(_caveats(result)),
         tables=tuple(_tables(result, overall)),
-        chart_title=f"Speed-up over {baseline}, with 95 % intervals",
-        speedups=tuple((_label(each.method), each.speedup) for each in overall if each.speedup),
         footer=f"Measured by lade bench {version}, {result.created}.",
     )
 
@@ -124,15 +115,8 @@ def _caveats(result: Result) -> Iterator[str]:
         yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
     elif rows < MIN_ROWS:
         yield f"A speed-up needs {MIN_ROWS} prompts with answers of several steps; here: {rows}."
-    elif rows < ENOUGH:
-        yield f"{rows} prompts are few: the intervals may be too narrow."
     if asked.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."
-    if abs(change := drift(result)) > UNSTEADY:
-        yield (
-            f"The machine was not steady: from the first repeat to the last, times changed by"
-            f" {change:+.0%}.  Methods took turns, so it affects all alike."
-        )
     if asked.sampled and any(each.foreign for each in result.methods):
         yield "transformers draws other random numbers: its answers were not compared."
 
@@ -143,8 +127,6 @@ def _tables(result: Result, overall: Sequence[Figures]) -> Iterator[Table]:
     yield from _categories(result)
     if result.time_spent:
         yield _time(result)
-    if any(each.accepted for each in overall):
-        yield _sources(result, overall)
     if failures := result.failures:
         rows = [(_label(each.method), each.row, each.error) for each in failures]
         yield _texts("Failed", ("method", "row", "error"), rows)
@@ -165,13 +147,12 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
         Column("speed-up", note=over),
         Column("95 %", weight=1, note="95 %: its confidence interval for prompts like these"),
         Column("equal", weight=2, note="equal: answers equal to the baseline's"),
-        Column("tok/s", weight=3, note="tok/s, median ms/step, p95, width: after the first step"),
+        Column("tok/s", weight=3, note="tok/s, median ms/step, width: after the first step"),
         Column("tok/step", weight=4),
         Column("first ms", weight=5, note="first ms: median time to the first token"),
         Column("ms/step", weight=6),
-        Column("p95 ms", weight=8),
         Column("width", weight=7),
-        Column("memory", weight=9, note="memory: peak of the process, by all methods"),
+        Column("memory", weight=8, note="memory: peak of the process, by all methods"),
     )
     rows = tuple(
         (
@@ -183,7 +164,6 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
             f"{each.tokens_per_step:.2f}",
             _milliseconds(each.first_seconds),
             _milliseconds(each.step_median),
-            _milliseconds(each.step_p95),
             f"{each.width:.1f}" if each.width else NONE,
             _memory(each.peak_memory),
         )
@@ -203,7 +183,6 @@ def _categories(result: Result) -> Iterator[Table]:
     }
     if what == "context":
         titles["Milliseconds per step"] = lambda each: _milliseconds(each.step_median)
-        titles["Peak memory"] = lambda each: _memory(each.peak_memory)
     found = [{f.method: f for f in figures_of(result, each)} for each in result.categories]
     names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
     columns = (_NAME, *names)
@@ -219,37 +198,19 @@ def _categories(result: Result) -> Iterator[Table]:
 
 
 def _time(result: Result) -> Table:
-    """Shares of a step's time, by part, and of the machine's bandwidth."""
-    bandwidth, rows = result.bandwidth, []
-    parts = [part for part in PARTS if any(each.seconds.get(part) for each in result.time_spent)]
+    """Shares of a step's time, by part."""
+    parts = [*dict.fromkeys(part for each in result.time_spent for part in each.seconds)]
+    rows = []
     for each in result.time_spent:
         total = sum(each.seconds.values())
         shares = (_share(ratio(each.seconds.get(part, 0.0), total)) for part in parts)
-        reached = ratio(each.read_bytes, each.seconds.get("forward", 0.0))
-        share = f" ({_share(reached / bandwidth)})" if bandwidth else ""
-        read = f"{decimal(reached / 1e9)} GB/s{share}"
-        rows.append((_label(each.method), _milliseconds(total), *shares, read))
+        rows.append((_label(each.method), _milliseconds(total), *shares))
     columns = (
         _NAME,
         Column("mean ms/step"),
-        *(Column(part, weight=n) for n, part in enumerate(parts)),
-        Column("read per second", weight=len(parts)),
+        *(Column(_clean(part), weight=n) for n, part in enumerate(parts)),
     )
-    note = "read per second: weights, keys and values, which a forward reads once"
-    if bandwidth:
-        note += f"; 100 % is what this machine copies: {decimal(bandwidth / 1e9)} GB/s"
-    return Table("Where the time of a step goes", columns, tuple(rows), (note,))
-
-
-def _sources(result: Result, overall: Sequence[Figures]) -> Table:
-    names, rows = sorted({name for each in overall for name in each.accepted}), []
-    for each in overall:
-        if each.accepted:
-            steps = sum(run.steps for run in result.runs_of(each.method))
-            counts = (f"{ratio(each.accepted.get(name, 0), steps):.2f}" for name in names)
-            rows.append((_label(each.method), *counts))
-    columns = (Column(_clean(name), weight=number) for number, name in enumerate(names))
-    return Table("Accepted draft tokens per step, by source", (_NAME, *columns), tuple(rows))
+    return Table("Where the time of a step goes", columns, tuple(rows))
 
 
 def _pairs(values: Mapping[str, object]) -> str:
@@ -274,8 +235,7 @@ def _label(name: str | None) -> str:
 
 def _clean(text: str) -> str:
     """Text of the user's or of a model's, on one line and without control characters."""
-    one_line = " ".join(text.split())
-    return printable(one_line).encode(errors="replace").decode().strip()
+    return printable(" ".join(text.split())).strip()
 
 
 def decimal(value: float | None) -> str:

@@ -75,10 +75,7 @@ class MeasuredModel:
     active: float  # parameters that one token uses
     weights: str
     compute: str
-    weight_bytes: float
-    cache_bytes: float  # of one token's keys and values
     context: Count  # the most tokens here
-    made_for: Count  # the most tokens in training
     attention: str
     captured: bool = False
 
@@ -93,10 +90,7 @@ class MeasuredModel:
             active=shape.active,
             weights=shape.weights,
             compute=shape.compute,
-            weight_bytes=shape.weight_bytes,
-            cache_bytes=shape.cache_bytes,
             context=session.decoder.max_context,
-            made_for=session.decoder.facts.context,
             attention=session.setup.attention.name,
             captured=session.decoder.runner.captures,
         )
@@ -132,7 +126,6 @@ class Method:
     name: str  # unique in the result
     strategy: str
     settings: Mapping[str, int | str] = field(default_factory=dict)
-    cell: Mapping[str, str] = field(default_factory=dict)  # by axis of a sweep, as typed
 
     @property
     def foreign(self) -> bool:
@@ -206,7 +199,6 @@ class TimeSpent:
     steps: Count
     # Per step, by part: "draft", "forward", "commit", "learn" and "text".
     seconds: Mapping[str, float]
-    read_bytes: float = 0.0  # weights, keys and values that a step must read, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +218,6 @@ class Result:
     skipped: tuple[Skipped, ...] = ()
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
-    attention_why: str = ""
-    bandwidth: float | None = None  # bytes per second that this machine copies, if measured
-    compile_seconds: float = 0.0  # of transformers' steps, which no figure contains
 
     @property
     def circumstances(self) -> dict[str, Mapping[str, Any]]:
@@ -239,8 +228,6 @@ class Result:
                 "command": asked.pop("command"),
                 "created": self.created,
                 "seconds": self.seconds,
-                "seconds of compiling": self.compile_seconds,
-                "attention": self.attention_why,
             },
             "version": machine.pop("versions"),
             # What a system reports varies a little from one start to the next.

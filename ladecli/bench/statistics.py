@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +45,11 @@ class Figures:
     width: float | None  # tokens fed per step; the first one is not in this and the next figures
     tokens_per_second: float
     first_seconds: float
-    step_median: float | None  # seconds, as is `step_p95`, without the first steps
-    step_p95: float | None
+    step_median: float | None  # seconds, without the first steps
     speedup: Interval | None  # over the baseline, on the rows that both have
     peak_memory: int | None  # bytes
     equal: int
     compared: int
-    accepted: Mapping[str, int]
 
 
 def figures_of(result: Result, category: str | None = None) -> list[Figures]:
@@ -68,7 +66,6 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
         comparable = not (result.conditions.sampled and foreign & {method.name, result.reference})
         itself = method.name == result.reference
         equal, compared = equality(runs, baseline) if comparable and not itself else (0, 0)
-        accepted: Counter[str] = sum((Counter(run.accepted) for run in runs), Counter())
         found.append(
             Figures(
                 method=method.name,
@@ -77,12 +74,10 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
                 tokens_per_second=rate(runs),
                 first_seconds=statistics.median(run.first_seconds for run in runs),
                 step_median=statistics.median(steps) if steps else None,
-                step_p95=float(np.quantile(steps, 0.95)) if steps else None,
                 speedup=None if itself else speedup(runs, baseline),
                 peak_memory=max(run.peak_memory or 0 for run in runs) or None,
                 equal=equal,
                 compared=compared,
-                accepted=dict(sorted(accepted.items())),
             )
         )
     return found
@@ -138,38 +133,15 @@ def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
     return found
 
 
-def drift(result: Result) -> float:
-    """Relative time per token by which the last repeat was slower than the first; 0 if unknown.
-
-    The median over methods and rows.
-    """
-    by_row = (_by_row(result.runs_of(method.name)).values() for method in result.methods)
-    repeats = [each for rows in by_row for each in rows if len(each) > 1]
-    rates = [(ratio(*each[min(each)]), ratio(*each[max(each)])) for each in repeats]
-    changes = [first / last - 1.0 for first, last in rates if first and last]
-    return statistics.median(changes) if changes else 0.0
-
-
-def comparable_pairs(pairs: Iterable[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
-    """Pairs of answers up to the first turn of each conversation that differs.
-
-    The prompts of later turns contain that answer, so they differ as well.
-    """
-    parted: set[tuple[str, int]] = set()
-    found = []
-    for one, other in sorted(pairs, key=lambda pair: pair[0].turn):
-        if (conversation := (one.row, one.repeat)) not in parted:
-            found.append((one, other))
-            if one.digest != other.digest:
-                parted.add(conversation)
-    return found
-
-
 def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
-    """Answers equal to the baseline's, and answers compared."""
-    theirs = {run.key: run for run in baseline}
-    pairs = comparable_pairs((run, theirs[run.key]) for run in runs if run.key in theirs)
-    return sum(one.digest == other.digest for one, other in pairs), len(pairs)
+    """Answers equal to the baseline's, and answers compared: those to the same prompts.
+
+    In a conversation, prompts differ after the first answer that does.
+    """
+    theirs = {(run.key, run.prompt_digest): run.digest for run in baseline}
+    digests = [(run.digest, theirs.get((run.key, run.prompt_digest))) for run in runs]
+    compared = [pair for pair in digests if pair[1] is not None]
+    return sum(ours == other for ours, other in compared), len(compared)
 
 
 @dataclass(frozen=True, slots=True)

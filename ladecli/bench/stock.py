@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteriaList
+from transformers.generation import BaseStreamer
 
 from ..decoder.compat import GENERATE_CACHE
 from ..decoder.quiet import quiet
 from ..errors import LadeError, describe_error
 from ..generation_config import as_generate
 from ..session.text import TextStream
-from ..specs.device import synchronize
 from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
 from .runners import Answer
 
@@ -49,28 +49,25 @@ class StockRunner:
         # anew for another address.
         self._cache: StaticCache | None = None
         if method.strategy == STOCK_COMPILED:
-            self._make_cache(max(room, 2 * WARM_UP_TOKENS))
-
-    def _make_cache(self, length: int) -> None:
-        self._room = length
-        self._cache = StaticCache(config=self._session.stock_model.config, max_cache_len=length)
+            self._room = max(room, 2 * WARM_UP_TOKENS)
+            config = session.stock_model.config
+            self._cache = StaticCache(config=config, max_cache_len=self._room)
 
     @property
     def built(self) -> int:
-        """Steps compiled so far: a text that is longer than any before it needs another."""
-        return compilations() if self._cache is not None else 0
+        """Steps compiled so far."""
+        return compilations()
 
     def begin(self) -> None:
         """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
         decoder = self._session.decoder
         decoder.forget(keep_memory=decoder.runner.captures)
 
-    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> float:
-        """Compile the steps of a static cache with any prompt; returns the seconds that it took."""
+    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Compile the steps of a static cache with any prompt."""
         self.begin()
         settings = replace(self._settings, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, stop=())
         prompt = prompt[: min(PROMPT, self._room - WARM_UP_TOKENS)]
-        began = time.perf_counter()
         try:
             with quiet():  # what matters of its output is an error
                 for _ in range(WARM_UPS):
@@ -84,7 +81,6 @@ class StockRunner:
                     f"{self.method.name} cannot be measured: {describe_error(error)}; leave it out"
                     " of --strategies"
                 ) from error
-        return time.perf_counter() - began
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """As `MethodRunner.answer`; raises what transformers raises."""
@@ -98,29 +94,26 @@ class StockRunner:
         config = _config(self._session, length, settings, self._lookup)
         given: dict[str, Any] = {}
         if self._cache is not None:
-            if (needed := length + config.max_new_tokens) > self._room:
-                self._make_cache(needed + needed // 4)  # others may be a little longer still
             self._cache.reset()
             given = {GENERATE_CACHE: self._cache, "compile_config": compile_config()}
         stops = self._session.stops(settings)
         stream = TextStream(self._session.loaded.tokenizer, prompt, stops)
-        steps = _Steps(length, cancelled, stream.feed if stops else None, self._lookup)
-        # A hook would have a compiled step compiled anew.
-        hook = model.register_forward_hook(steps.forwarded) if self._lookup else nullcontext()
+        steps = _Steps(cancelled, stream.feed if stops else None)
         ids = torch.tensor([list(prompt)], device=model.device)
         if not settings.sampling.greedy:
             torch.manual_seed(settings.sampling.seed)
         began = time.perf_counter()
-        with hook, _without_defaults(model):
+        with _without_defaults(model):
             out = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
-                stopping_criteria=StoppingCriteriaList([steps]),
+                stopping_criteria=StoppingCriteriaList([steps.ended]),
+                streamer=steps,
                 **given,
             )
-        end = steps.lengths[-1] if steps.stopped else out.shape[1]
-        answer = [int(token) for token in out[0, length:end]]
+        # Prompt lookup may go on after the end, and cuts the text afterwards.
+        answer = steps.ids[: out.shape[1] - length]
         ended = bool(answer) and answer[-1] in (config.eos_token_id or ())
         reason: Reason = "eos" if ended and not steps.stopped else "stop"
         if steps.cancelled:
@@ -131,52 +124,47 @@ class StockRunner:
             ids=answer,
             said=self._session.text_of(answer, prompt, settings),
             marks=[mark - began for mark in steps.marks],
-            # Prompt lookup may go on after the end, and cuts the text afterwards.
-            lengths=[min(each - length, len(answer)) for each in steps.lengths],
+            lengths=[min(each, len(answer)) for each in steps.lengths],
             reason=reason,
         )
 
 
-class _Steps:
-    """Notes the time (`marks`) and the tokens of prompt and answer (`lengths`) after every step.
+class _Steps(BaseStreamer):  # type: ignore[misc]
+    """Notes the tokens of an answer (`ids`), how many there are after every step (`lengths`), and
+    when (`marks`).
 
-    `should_stop` is called with every token; where it is true, the text ends after that one.  With
-    `candidates`, transformers calls for those of prompt lookup too, before a forward has looked at
-    them, and that is no step: `forwarded` tells them apart.
+    `should_stop` is called with every token; where it is true, the text ends after that one.
     """
 
     def __init__(
-        self,
-        prompt: int,
-        cancelled: Callable[[], bool],
-        should_stop: Callable[[int], bool] | None,
-        candidates: bool,
+        self, cancelled: Callable[[], bool], should_stop: Callable[[int], bool] | None
     ) -> None:
+        self.ids: list[int] = []
         self.marks: list[float] = []
         self.lengths: list[int] = []
         self.stopped = self.cancelled = False
-        self._read, self._is_cancelled, self._should_stop = prompt, cancelled, should_stop
-        self._candidates, self._forwarded = candidates, not candidates
+        self._is_cancelled, self._should_stop = cancelled, should_stop
+        self._prompt_follows = True
 
-    def forwarded(self, *_: Any) -> None:
-        """Note a forward pass, as a hook."""
-        self._forwarded = True
-
-    def __call__(self, ids: Tensor, _scores: Any, **_: Any) -> Tensor:
-        """Whether the text ends here: [1]."""
-        if not self._forwarded:
-            return torch.zeros(1, dtype=torch.bool, device=ids.device)
-        self._forwarded = not self._candidates
-        synchronize(ids.device)
-        length, self.cancelled = ids.shape[1], self._is_cancelled()
-        if self._should_stop is not None:
-            for at in range(self._read, length):
-                if self._should_stop(int(ids[0, at])):
-                    length, self.stopped = at + 1, True
-                    break
-        self._read = length
+    def put(self, tokens: Tensor) -> None:
+        """Note what a step yields.  The prompt comes before, and a step after the end may."""
+        if self._prompt_follows or self.stopped or self.cancelled:
+            self._prompt_follows = False
+            return
         self.marks.append(time.perf_counter())
-        self.lengths.append(length)
+        for token in tokens.flatten().tolist():
+            self.ids.append(token)
+            if self._should_stop is not None and self._should_stop(token):
+                self.stopped = True
+                break
+        self.lengths.append(len(self.ids))
+        self.cancelled = self._is_cancelled()
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+    def ended(self, ids: Tensor, _scores: Any, **_: Any) -> Tensor:
+        """Whether the text ends here: [1]."""
         return torch.tensor([self.stopped or self.cancelled], device=ids.device)
 
 
@@ -191,8 +179,7 @@ def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> 
     """What transformers is asked for; `prompt` is the number of its tokens."""
     loaded, longest = session.loaded, session.decoder.max_context
     stop_ids = session.stop_ids(settings)
-    config = as_generate(loaded.model, settings.sampling, loaded.spec.vocabulary, stop_ids)
-    config.max_time = loaded.defaults.max_seconds
+    config = as_generate(loaded.defaults.config, settings.sampling, stop_ids)
     config.max_new_tokens = min(settings.max_new_tokens or longest, longest - prompt)
     config.pad_token_id = 0  # there is nothing to pad, and without one transformers says so
     config.prompt_lookup_num_tokens = LOOKUP if lookup else None

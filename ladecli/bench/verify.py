@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 SCHEMA = "lade-verify/1"
-SHOWN = 10
-"""Lines about divergences, failed tests and skipped rows that are printed."""
 SAMPLED_TOKENS, SAMPLED_ROWS = 3, 3
 """Tokens of an answer and prompts of --chi-square, without -n and --limit."""
 
@@ -111,13 +109,9 @@ def _show(result: Comparison | Sampled, what: str, session: Session, terminal: T
     """Print single findings and, last, the verdict."""
     console, model = terminal.console(sys.stdout), MeasuredModel.of(session)
     title = f"{what}: {model.name}, {model.weights} on {session.loaded.device.label}"
-    if session.decoder.batch_invariant:
-        title += ", in batch-invariant steps"
-    findings = [*result.details, *(f"skipped {row.row}: {row.reason}" for row in result.skipped)]
-    for line in (title, *findings[:SHOWN]):
+    skipped = (f"skipped {row.row}: {row.reason}" for row in result.skipped)
+    for line in (title, *result.details, *skipped):
         screen.line(console, line)
-    if len(findings) > SHOWN:
-        screen.line(console, f"… and {len(findings) - SHOWN} more; --json has all")
     if result.interrupted:
         screen.line(console, "stopped early: this is what was compared until then")
     screen.line(console, result.verdict, "bold")

@@ -7,7 +7,9 @@ does both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -19,7 +21,6 @@ from ..specs.device import Rates
 from ..specs.memory import ModelSpec
 from . import user
 from .derive import derive, for_experts, for_products
-from .recognise import recognise
 from .schema import VALUES, Hardware, Profile, Setting, Tuned, dump, parse
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ __all__ = ["Profile", "Setting", "Tuned", "dump", "parse"]
 
 MEASURED = "measured here"
 """The name of the profile of a device that was measured a moment ago."""
+TOLERANCE = 0.25
+"""How far a device's memory may be from a profile's: drivers keep some, and count in GiB."""
 _BY_KIND = {"cpu": "cpu", "mps": "apple", "cuda": "gpu"}
 """Profiles of devices that no profile names."""
 _PAPER = Setting(
@@ -37,8 +40,6 @@ _PAPER = Setting(
     guesses=7,
     origin="published: arXiv 2402.02057, RTX 3090, 7B: the least of its W=7 to 10",
 )
-DEAR_START = 2.5
-"""Plain steps that a first draft token may cost with bitsandbytes; beyond, a notice says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,48 @@ def usual(device: Device, own: list[Profile]) -> Profile | None:
     A user's profile whose `devices` name the GPU or processor comes first, then a shipped one that
     does.  Any other processor has `cpu`, and an Apple GPU `apple`.
     """
-    known, named = every(own), (device.kind, device.label, device.memory)
+    known, named = every(own), (device.label, device.memory)
     on_cpu = device.kind == "cpu"
     others = [each for each in known.values() if each.name.startswith("cpu") == on_cpu]
     found = recognise(*named, own) or recognise(*named, others)
     return found if found or device.kind == "cuda" else known[_BY_KIND[device.kind]]
+
+
+def recognise(label: str, memory: float, profiles: Iterable[Profile]) -> Profile | None:
+    """The profile that names a device, or None.
+
+    Names mislead: "H200" is part of "GH200", "L4" of "L40S", and a MIG slice of an A100 or a
+    laptop's chip carries the name of the whole, whose settings would be too wide for it, but has
+    less memory.  A device that is not surely known is unknown, and gets measured.
+
+    Of several, the one with the longest matching name, then with the closest memory; where the
+    memory is unknown (0 bytes), the one with the least, which is cautious.  The first wins a tie.
+    """
+    words = _words(label)
+    best: tuple[float, ...] = (math.inf,)
+    found = None
+    for profile in profiles:
+        names = [name for name in profile.devices if _contains(words, name)]
+        distance = min((abs(memory / size - 1.0) for size in profile.memory if memory), default=0.0)
+        if not names or distance > TOLERANCE:
+            continue
+        if any(_contains(words, name) for name in profile.not_devices):
+            continue
+        letters = max(sum(map(len, _words(name))) for name in names)
+        rank = (-letters, distance, min(profile.memory, default=math.inf))
+        if rank < best:
+            best, found = rank, profile
+    return found
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[^\W_]+", name.casefold()))
+
+
+def _contains(words: tuple[str, ...], name: str) -> bool:
+    """Whether all words of a name are there, in their order; others may stand between."""
+    rest = iter(words)
+    return all(word in rest for word in _words(name))
 
 
 def select(
@@ -123,15 +161,13 @@ def select(
 
     A profile that was tuned for just this (an attention backend too) comes first, then the one
     that `usual` finds.  A GPU that no profile knows is measured; without `measure` its settings
-    are cautious.  Steps are `captured` as CUDA graphs, by default on a CUDA GPU.
+    are cautious.  `captured` is as for `choose`.
 
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.
     """
-    captured = device.kind == "cuda" if captured is None else captured
     if name:
-        profile = read(name)
-        return choose(profile, spec, None, _misfit(profile, device, spec, attention), captured)
+        return choose(read(name), spec, captured=captured)
     own, notices = user.read_all()
     known = usual(device, own)
     tuned = user.find_tuned(own, device, spec, attention)
@@ -151,23 +187,6 @@ def unknown(device: Device, settings: str = "come from a quick measurement") -> 
     """The notice about a GPU that no profile knows."""
     name = device.label or "this GPU"
     return f"no profile knows {name}: settings {settings}; lade tune finds better ones"
-
-
-def _misfit(profile: Profile, device: Device, spec: ModelSpec, attention: str) -> list[str]:
-    """A notice if the profile that the user asks for is made for something else."""
-    if tuned := profile.tuned:
-        if user.is_for(tuned, device, spec, attention):
-            return []
-        what = f"{user.short(tuned.parameters)} parameters in {tuned.weights}"
-        what += f", attention {tuned.attention}, {tuned.device}"
-        return [f"profile {profile.name} was tuned for something else: {what}"]
-    if not profile.devices or recognise(device.kind, device.label, device.memory, [profile]):
-        return []
-    return [
-        f"profile {profile.name} is for {profile.description}, and this is"
-        f" {device.label or 'another device'}: times measured here say nothing about the former;"
-        " lade plan estimates those"
-    ]
 
 
 def profile_of(rates: Rates, compute: str) -> Profile:
@@ -205,13 +224,6 @@ def choose(
         lookahead = derive(rates, spec, captured=captured)
         speeds = f"{rates.bandwidth / 1e9:.0f} GB/s and {tera(rates.arithmetic)} TFLOP/s"
         origins = dict.fromkeys(VALUES, f"derived: from {speeds} ({rates.source})")
-    first = lookahead.step_cost.at(2, lookahead.step_cost.contexts[0])
-    if spec.weights == "nf4" and first > DEAR_START:
-        notices = [
-            *notices,
-            f"bitsandbytes' fast 4-bit kernels are for one token: the first draft token costs"
-            f" {first:.1f} plain steps, so few drafts pay; 8bit, GPTQ and AWQ draft cheaply",
-        ]
     paper = profile.paper(spec) or (known.paper(spec) if known else None) or _PAPER
     trajectory = LookaheadConfig(paper.window, paper.ngram, paper.guesses, sources=("trajectory",))
     return Choice(

@@ -49,17 +49,6 @@ DEAR = 1.25
 """The widest step of a budget costs at most this many of the narrowest steps with a draft."""
 
 
-def read_bytes(shape: ModelSpec, width: int, context: int) -> float:
-    """Bytes of weights and cache that a step of `width` tokens after `context` tokens moves."""
-    met = _met(shape, width)
-    moved = shape.weight_bytes * met
-    if shape.weights == "nf4" and width > 1:
-        # bitsandbytes multiplies packed weights with one token only; for more it unpacks them
-        # into memory, and the product reads them there.
-        moved += 2 * shape.value_bytes * shape.parameters * met
-    return moved + context * shape.cache_bytes
-
-
 def step_seconds(
     rates: Rates, shape: ModelSpec, width: int, context: int, *, captured: bool
 ) -> float:
@@ -71,7 +60,12 @@ def step_seconds(
         captured = False  # bitsandbytes asks the device for outliers in the middle of a step
     attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
     operations = width * (2.0 * shape.active + attention)
-    reading = read_bytes(shape, width, context) / (READING * rates.bandwidth)
+    moved = shape.weight_bytes * _met(shape, width) + context * shape.cache_bytes
+    if shape.weights == "nf4" and width > 1:
+        # bitsandbytes multiplies packed weights with one token only; for more it unpacks them
+        # into memory, and the product reads them there.
+        moved += 2 * shape.value_bytes * shape.parameters * _met(shape, width)
+    reading = moved / (READING * rates.bandwidth)
     multiplying = operations / (SKINNY * rates.arithmetic)
     launching = 0.0 if captured else LAUNCH * shape.layers
     times = (reading, multiplying, launching)

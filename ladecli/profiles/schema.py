@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
@@ -19,9 +18,6 @@ from ..specs.memory import ModelSpec
 
 VALUES = tuple(field.name for field in fields(LookaheadConfig))
 """What a setting gives."""
-_NUMBER = r"[-+.\w]+"
-_NUMBERS = re.compile(rf"\[\n(?: +{_NUMBER},\n)+ *\]")
-"""A list of numbers as `tomli_w` writes it, a line for each."""
 
 Text = Annotated[str, Field(pattern=r"\S")]
 Whole = Annotated[int, Field(strict=True)]
@@ -175,5 +171,4 @@ def dump(profile: Profile) -> str:
     """The text of a profile's file; `parse` reads it again."""
     import tomli_w
 
-    text = tomli_w.dumps(profile.as_file())
-    return _NUMBERS.sub(lambda found: f"[{', '.join(re.findall(_NUMBER, found[0]))}]", text)
+    return tomli_w.dumps(profile.as_file())

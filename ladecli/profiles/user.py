@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -96,21 +97,18 @@ def key_of(device: Device) -> str:
     return f"{device.label}, {counted(device.threads, 'thread')}"
 
 
-def is_for(tuned: Tuned, device: Device, spec: ModelSpec, attention: str) -> bool:
-    """Whether a profile was tuned for this model on this machine."""
-    near = abs(spec.parameters / tuned.parameters - 1.0) <= NEAR
-    same = (tuned.device, tuned.weights, tuned.attention)
-    return near and same == (key_of(device), spec.weights, attention)
-
-
 def find_tuned(
     profiles: list[Profile], device: Device, spec: ModelSpec, attention: str
 ) -> Profile | None:
     """The profile that was tuned for a model on this machine: of several, for the nearest size."""
-    tuned = [(p, p.tuned) for p in profiles if p.tuned]
-    fitting = [pair for pair in tuned if is_for(pair[1], device, spec, attention)]
-    fitting.sort(key=lambda pair: abs(pair[1].parameters - spec.parameters))
-    return fitting[0][0] if fitting else None
+    here = (key_of(device), spec.weights, attention)
+    fitting = [
+        (abs(spec.parameters / tuned.parameters - 1.0), profile)
+        for profile in profiles
+        if (tuned := profile.tuned) and (tuned.device, tuned.weights, tuned.attention) == here
+    ]
+    distance, nearest = min(fitting, key=lambda each: each[0], default=(math.inf, None))
+    return nearest if distance <= NEAR else None
 
 
 def name_for(tuned: Tuned) -> str:

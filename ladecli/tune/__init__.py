@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .measure import Curve, Outcome
 
 SCHEMA = 1
-_BY = "by lade tune"
-"""Part of the origin of every profile that this writes."""
 CURVE_SHARE, MOST = 0.25, 0.93
 """Shares of the time: for what steps cost, and for that and the search together."""
 ROOM = 64
@@ -46,9 +44,9 @@ class Report:
 
     model: str
     key: Tuned  # what the profile holds for
-    before: str  # the profile that was in use, and the origin of its settings
+    before: str  # the profile that was in use
     curve: Curve
-    outcome: Outcome | None  # of the search; None without time for one
+    outcome: Outcome
     setting: LookaheadConfig  # the one to use
     seconds: float  # that it took, without loading
 
@@ -56,16 +54,13 @@ class Report:
     def verdict(self) -> str:
         """The result in one line."""
         shape, outcome = summarise(self.setting), self.outcome
-        if outcome is None:
-            return f"{shape}, as before: no time to compare settings; raise --seconds"
         if outcome.best.config is None:
             return "plain decoding is fastest here: no draft pays for itself"
         speed = f"{outcome.best.speed:.2f}× plain decoding"
         prompts = counted(outcome.prompts, "sample prompt")
         if outcome.kept:
             return f"keeping {shape}: {speed} on {prompts}; nothing tried was clearly faster"
-        slower = ", not clearly slower," if outcome.best.speed < 1.0 else ""
-        return f"{shape}: {speed}{slower} on {prompts}"
+        return f"{shape}: {speed} on {prompts}"
 
 
 def run(request: TuneRequest) -> int:
@@ -117,7 +112,7 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
     """Measure what steps cost, and find the settings that are fastest on samples of token ids.
 
     Raises:
-        LadeError: the model is too slow to measure anything in the time.
+        LadeError: the model is too slow to compare settings in the time.
     """
     from ..session.session import Settings
     from .measure import MIN_WIDTHS, Tuner, make_candidates, setting_of
@@ -128,14 +123,16 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
     tuner = Tuner(session.decoder, session.stop_ids(Settings(template=template)))
     curve = tuner.measure_curve(list(chain(*samples)), CURVE_SHARE * seconds)
     plain = curve.plain[0]
-    if len(curve.cost.widths) < MIN_WIDTHS:
+    outcome = None
+    if len(curve.cost.widths) >= MIN_WIDTHS:
+        tried = make_candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
+        left = began + MOST * seconds - time.perf_counter()
+        outcome = tuner.search(samples, tried, left, plain)
+    if outcome is None:
         raise LadeError(
-            f"{seconds:g} s are too few to measure steps, of which a plain one takes"
-            f" {plain:.2g} s; give --seconds {math.ceil(max(10, 400 * plain, 2 * seconds))}"
+            f"{seconds:g} s are too few to compare settings, since a plain step takes {plain:.2g} s"
+            f" here; give --seconds {math.ceil(max(10, 400 * plain, 2 * seconds))}"
         )
-    tried = make_candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
-    left = began + MOST * seconds - time.perf_counter()
-    outcome = tuner.search(samples, tried, left, plain)
     return Report(
         model=loaded.name,
         key=Tuned(
@@ -146,11 +143,10 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
             versions=user.versions_here(),
             date=datetime.date.today().isoformat(),
         ),
-        # What an earlier call has found says itself what it was before that.
-        before=choice.profile if _BY in choice.origin else f"{choice.profile}, {choice.origin}",
+        before=choice.profile,
         curve=curve,
         outcome=outcome,
-        setting=setting_of(outcome.best if outcome else None, choice.lookahead, curve.cost),
+        setting=setting_of(outcome.best, curve.cost),
         seconds=time.perf_counter() - began,
     )
 
@@ -158,12 +154,10 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
 def profile_of(report: Report) -> Profile:
     """The profile that holds what was found."""
     key, outcome = report.key, report.outcome
-    how = f"step costs measured, the rest as in profile {report.before};"
-    if outcome is not None:
-        how = f"{outcome.best.speed:.2f}× plain decoding"
-        if outcome.kept:
-            how += f" with the settings of profile {report.before};"
-    origin = f"measured: {how} {_BY}, {key.date}, {key.device}, {key.packages}"
+    how = f"{outcome.best.speed:.2f}× plain decoding"
+    if outcome.kept:
+        how += f" with the settings of profile {report.before};"
+    origin = f"measured: {how} by lade tune, {key.date}, {key.device}, {key.packages}"
     return Profile(
         name=user.name_for(key),
         description=f"tuned for {user.short(key.parameters)} parameters in {key.weights}",
@@ -184,14 +178,13 @@ def show(report: Report, console: Console) -> None:
     columns = (screen.Column("tokens"), *contexts)
     screen.print_table(screen.Table(title, columns, tuple(rows)), console)
     console.print()
-    if outcome is not None:
-        title = f"What is fastest ({counted(outcome.prompts, 'sample prompt')})"
-        columns = (screen.Column("setting", number=False), screen.Column("speed"))
-        rows = [
-            (f"{each.name}{' ←' if each is outcome.best else ''}", f"{each.speed:.2f}×")
-            for each in outcome.finalists
-        ]
-        screen.print_table(screen.Table(title, columns, tuple(rows)), console)
+    title = f"What is fastest ({counted(outcome.prompts, 'sample prompt')})"
+    columns = (screen.Column("setting", number=False), screen.Column("speed"))
+    rows = [
+        (f"{each.name}{' ←' if each is outcome.best else ''}", f"{each.speed:.2f}×")
+        for each in outcome.finalists
+    ]
+    screen.print_table(screen.Table(title, columns, tuple(rows)), console)
     screen.line(console, report.verdict, "bold")
 
 
@@ -205,9 +198,7 @@ def as_object(report: Report, path: Path | None) -> dict[str, Any]:
         **report.key.model_dump(),
         "seconds": round(report.seconds, 3),
         "step_cost": {**asdict(curve.cost), "plain_seconds": curve.plain, "steps": curve.steps},
-        "search": None
-        if outcome is None
-        else {
+        "search": {
             "candidates": [{"name": each.name, "speed": each.speed} for each in outcome.finalists],
             "best": outcome.best.name,
             "prompts": outcome.prompts,

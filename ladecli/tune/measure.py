@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections import defaultdict
@@ -16,6 +17,7 @@ from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Step
 from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
+from ..errors import LadeError
 from ..profiles.derive import fit_settings
 
 if TYPE_CHECKING:
@@ -24,10 +26,8 @@ if TYPE_CHECKING:
 WIDTHS = (1, 8, 32, 2, 16, 64, 4, 24, 48, 96, 128)
 """In the order of being measured: a slow model has no time for the last of them."""
 CONTEXTS = (128, 1024, 4096, 16384)
-VISIT = 4
+VISIT = 2
 """Steps of one width in a row; the first one, which finds the caches of another, does not count."""
-SLOW = 0.05
-"""Seconds of a plain step from which on one step of a width in a row must do."""
 MIN_WIDTHS = 3
 """Fewer make no curve."""
 ROOM = 128
@@ -48,8 +48,6 @@ FINALISTS, PASSES = 3, 3
 """Candidates of the last round beside the two, and how often it should see every prompt."""
 MIN_PROMPTS, MANY_PROMPTS = 3, 6
 """Prompts: at least 3, and 6 before answers become longer than they must be."""
-DISTURBED = 5.0
-"""No step counts for more than this many of its setting's median step."""
 CHANCE = 0.05
 """Chance that a setting replaces the current profile and is no faster."""
 
@@ -108,23 +106,20 @@ class Tuner:
     ) -> None:
         self._decoder, self._stop_ids, self._now = decoder, stop_ids, clock
         self._drafts: dict[int, DraftStore] = defaultdict(DraftStore)
-        self._turns = 0
+        self._draw = random.Random(0)
 
     def measure_curve(self, text: Sequence[int], seconds: float) -> Curve:
         """Measure steps of real generations, all widths taking turns.
 
-        The text is repeated as often as a context needs.  Contexts that the model cannot hold, or
-        that would take too long, are left out.  The first round of a slow model may take three
-        times the seconds.  Costs are medians, raised where noise made a wider step seem cheaper.
+        The text is repeated as often as a context needs.  Contexts and widths that the model cannot
+        hold, or that would take too long, are left out.  Costs are medians, raised where noise made
+        a wider step seem cheaper.
         """
         end = self._now() + seconds
-        latest = end + 2 * seconds
         contexts = [c for c in CONTEXTS if c <= self._decoder.max_context - ROOM]
         contexts = contexts or [min(CONTEXTS[0], self._decoder.max_context // 3)]
         longest = (list(text) * (contexts[-1] // len(text) + 1))[: contexts[-1]]
-        # The first steps load and compile.
-        plain = min(min(self._steps(longest[: contexts[0]], 1, 2)) for _ in range(2))
-        visit = 1 if plain > SLOW else VISIT
+        self._steps(longest[: contexts[0]], 1)  # the first steps load and compile
         widths, times = list(WIDTHS), dict[int, dict[int, list[float]]]()
         for context in contexts:
             now, width = self._now(), max(widths)
@@ -134,8 +129,8 @@ class Tuner:
                 reading = statistics.median(times[contexts[0]][width]) * context / width
                 if reading > (end - now) / 2:
                     break
-            found = self._rounds(longest[:context], widths, visit, until, latest)
-            if times and self._now() > latest:
+            found = self._rounds(longest[:context], widths, until)
+            if times and not all(found.values()):
                 break  # a part of a round says too little of another context
             times[context] = found
             widths = _payable(found)
@@ -152,25 +147,17 @@ class Tuner:
             sum(len(each[width]) for each in times.values() for width in widths),
         )
 
-    def _rounds(
-        self, prompt: list[int], widths: list[int], visit: int, until: float, latest: float
-    ) -> dict[int, list[float]]:
-        """Seconds of steps by width: one whole round unless it is `latest`, and more `until` then.
-
-        Steps that cost too much are made in the first round only.
-        """
+    def _rounds(self, prompt: list[int], widths: list[int], until: float) -> dict[int, list[float]]:
+        """Seconds of steps by width.  Those that cost too much are made in the first round only."""
         found: dict[int, list[float]] = {width: [] for width in widths}
-        limit = latest
         while True:
             for width in widths:
-                found[width] += self._steps(prompt, width, visit)[visit > 1 :]
-                if self._now() > limit:
+                found[width] += self._steps(prompt, width)[1:]
+                if self._now() > until:
                     return found
-            widths, limit = _payable(found), until
-            if self._now() > until:
-                return found
+            widths = _payable(found)
 
-    def _steps(self, text: list[int], width: int, count: int) -> list[float]:
+    def _steps(self, text: list[int], width: int) -> list[float]:
         """Seconds of some steps of one width after a text; none where memory does not suffice."""
         config = LookaheadConfig(
             budget=width, sources=WITHOUT_WINDOW, widths=(1, width) if width > 1 else (1,)
@@ -178,8 +165,8 @@ class Tuner:
         name = "lookahead" if width > 1 else "autoregressive"
         strategy = make_strategy(name, config, self._drafts[width])
         events = self._decoder.generate(text, strategy)
-        made = islice((event for event in events if isinstance(event, Step)), 2 * count + 1)
-        seconds = list(islice((s.seconds for s in made if s.width == width), count))
+        made = islice((event for event in events if isinstance(event, Step)), 2 * VISIT + 1)
+        seconds = list(islice((s.seconds for s in made if s.width == width), VISIT))
         events.close()
         return seconds
 
@@ -218,33 +205,27 @@ class Tuner:
             if now + (now - began) > end:
                 break
             others = [each for each in runners if each.name not in (PLAIN, CURRENT)]
-            # A turn without memory for plain decoding leaves nothing to judge by.
-            if len(others) > FINALISTS and now > round_end and others[0].gains:
+            if len(others) > FINALISTS and now > round_end:
                 others.sort(key=lambda each: each.speed)
                 for slow in others[: min(len(others) // 2, len(others) - FINALISTS)]:
                     runners.remove(slow)
                 for each in runners:  # the next round is judged by itself
                     each.gains = {}
                 round_end = now + ROUND * seconds
-        runners.sort(key=lambda each: -each.speed if each.gains else 0.0)
-        if len(runners) < 2 or not runners[0].gains:
+        if not runners[0].gains:
             return None
+        runners.sort(key=lambda each: -each.speed)
         return Outcome(best_of(runners), tuple(runners), len(runners[0].gains))
 
     def _turn(self, runners: list[Candidate], number: int, prompt: Sequence[int], new: int) -> None:
-        """Every runner on one prompt, in turn the first; those leave that lack memory where plain
-        decoding does not."""
+        """Every runner on one prompt, in a shuffled order."""
         self._decode(None, prompt, 1)  # it is read before, or the first runner would pay for all
-        first = self._turns % len(runners)
-        self._turns += 1
         speeds: dict[str, float] = {}
-        for runner in (*runners[first:], *runners[:first]):
+        for runner in self._draw.sample(runners, len(runners)):
             tokens, seconds = self._decode(runner.config, prompt, new)
-            if tokens:
-                speeds[runner.name] = tokens / seconds
-        if PLAIN not in speeds:
-            return
-        runners[:] = [runner for runner in runners if runner.name in speeds]
+            if not tokens:
+                raise LadeError(f"out of memory with {runner.name}; take a smaller model")
+            speeds[runner.name] = tokens / seconds
         for runner in runners:
             gain = math.log(speeds[runner.name] / speeds[PLAIN])
             runner.gains.setdefault(number, []).append(gain)
@@ -258,10 +239,7 @@ class Tuner:
         limits = Limits(new, self._stop_ids)
         events = self._decoder.generate(prompt, strategy, limits=limits)
         steps = [event for event in events if isinstance(event, Step)]
-        seconds = [step.seconds for step in steps]
-        # Widths make steps differ, but not by this much: something else ran on this machine.
-        most = DISTURBED * statistics.median(seconds) if seconds else 0.0
-        return sum(len(step.tokens) for step in steps), sum(min(s, most) for s in seconds)
+        return sum(len(step.tokens) for step in steps), sum(step.seconds for step in steps)
 
 
 def _payable(times: dict[int, list[float]]) -> list[int]:
@@ -299,24 +277,20 @@ def best_of(finalists: Sequence[Candidate]) -> Candidate:
     from scipy.stats import ttest_rel
 
     fastest = finalists[0]
-    current = next((each for each in finalists if each.name == CURRENT), None)
-    if current is None or fastest is current:
-        return fastest  # memory did not suffice for the current setting
-    if len(fastest.gains) < MIN_PROMPTS:
+    current = next(each for each in finalists if each.name == CURRENT)
+    if fastest is current or len(fastest.gains) < MIN_PROMPTS:
         return current
     test = ttest_rel(fastest.by_prompt, current.by_prompt, alternative="greater")
     # Each of those that could have been the fastest had its chance.
     return fastest if test.pvalue < CHANCE / (len(finalists) - 1) else current
 
 
-def setting_of(best: Candidate | None, current: LookaheadConfig, cost: StepCost) -> LookaheadConfig:
-    """The setting to write, at the measured cost of steps.
+def setting_of(best: Candidate, cost: StepCost) -> LookaheadConfig:
+    """The setting to write.
 
-    Where plain decoding was fastest, it is lookahead without room for any draft; where nothing
-    was compared (None), the current setting.
+    Where plain decoding was fastest, it is lookahead without room for any draft, at the measured
+    cost of steps.
     """
-    if best is None:
-        return replace(current, step_cost=cost)
     if best.config is None:
         return LookaheadConfig(budget=1, sources=("context",), step_cost=cost, widths=(1,))
     return best.config

@@ -20,9 +20,7 @@ from ladecli.bench.result import (
 MACHINE = Machine(
     "Test CPU", "cpu", 8 << 30, 1, "Linux x86_64", None, {"lade": "0.1.0", "torch": "2.13.0"}
 )
-MODEL = MeasuredModel(
-    "demo", 3.15e6, 3.15e6, "float32", "float32", 12.6e6, 6144, 2048, 2048, "sdpa"
-)
+MODEL = MeasuredModel("demo", 3.15e6, 3.15e6, "float32", "float32", 2048, "sdpa")
 CATEGORIES = ("chat", "code", "maths")
 PLAIN_STEP = 0.003
 SPEEDS = {
@@ -91,9 +89,9 @@ def result(
         "methods": tuple(
             Method(name, name, {"window": 5} if name == "lookahead" else {}) for name in speeds
         ),
-        "runs": tuple(runs), "bandwidth": 2e10,
+        "runs": tuple(runs),
         "time_spent": tuple(
-            TimeSpent(name, 200, PARTS, 2.5e7) for name in speeds if not name.startswith("hf")
+            TimeSpent(name, 200, PARTS) for name in speeds if not name.startswith("hf")
         ),
     }  # fmt: skip
     return Result(**{**fields, **changes})

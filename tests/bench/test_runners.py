@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ladecli import suites
 from ladecli.bench.result import FOREIGN, Method
 from ladecli.bench.runners import Answer, MethodRunner, OwnRunner
 from ladecli.bench.stock import StockRunner
@@ -12,10 +11,7 @@ from ladecli.bench.tasks import make_passages
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
-from ladecli.session.conversation import Conversation
-from ladecli.session.dialogue import Dialogue
 from ladecli.session.session import Session, Settings
-from ladecli.session.text import Part
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
@@ -50,22 +46,3 @@ def test_passages_of_one_place_begin_alike(session: Session) -> None:
     assert found[0].first() != found[1].first()
     with pytest.raises(PromptError, match="more than the context's 256"):
         make_passages(session, [250], 1, 8)[0].first()
-
-
-def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
-    asked: list[tuple[int, str]] = []
-
-    def answer(turn: int, prompt: list[int]) -> Part:
-        asked.append((turn, session.loaded.tokenizer.decode(prompt)))
-        return Part(text="It.")
-
-    row = suites.Row("talk", "prose", ("Say it.", "Again.", "a " * 300))
-    talk = Dialogue(session, row, "Be kind.", None, 24)
-    talk.hold(answer)
-    assert asked == [(1, "Be kind.\nSay it."), (2, "Be kind.\nSay it.\nIt.\nAgain.")]
-    assert (talk.cut or "").startswith("turn 3: the prompt has ")
-    asked.clear()
-    start = Conversation("Be brief.").asked("Hi").answered("Hello")
-    row = suites.Row("one", "prose", ("Now.",), start)
-    Dialogue(session, row, "Be kind.", None).hold(answer)
-    assert asked == [(1, "Be brief.\nHi\nHello\nNow.")], "the row's own system message counts"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,20 +25,18 @@ def test_results_are_kept_by_device() -> None:
     assert races.read(EPYC) == RESULTS
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"AMD EPYC": {"float32": 1}}', "\0"])
+@pytest.mark.parametrize("text", ["{", '{"AMD EPYC": {"float32": 1}}', "\0"])
 def test_a_damaged_file_is_as_good_as_none(text: str) -> None:
-    races.write(EPYC, RESULTS)
+    user.folder().mkdir(parents=True)
     races.path().write_text(text)
     assert races.read(EPYC) == {}
     races.write(EPYC, RESULTS)
     assert races.read(EPYC) == RESULTS
 
 
-def test_where_nothing_can_be_written_nothing_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+def test_where_nothing_can_be_written_nothing_is() -> None:
+    user.folder().parent.mkdir(parents=True)
+    user.folder().touch()
     races.write(EPYC, RESULTS)
     assert races.read(EPYC) == {}
 
@@ -55,8 +52,6 @@ def test_a_load_races_once_and_steps_cost_what_products_do_but_for_a_tuned_profi
     assert any(name.startswith("float32 ") for name in results)
     ladecli.load("demo")
     assert results.items() <= races.read(here).items()
-    found = lade("doctor", "--json").json()["checks"]
-    assert "products" in [each["name"] for each in found]
     slow = {
         name: dict.fromkeys(times, 1.0 if name.endswith(f" {form_races.ONE}") else 40.0)
         for name, times in races.read(here).items()

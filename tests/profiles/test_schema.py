@@ -17,54 +17,30 @@ bandwidth = 1e12
 rates = { float16 = 1e14, float32 = 1e13 }
 source = "a datasheet"
 """
-TUNED = """[tuned]
-device = "x"
-parameters = 1000
-weights = "float32"
-attention = "sdpa"
-versions = { torch = "2.13.0" }
-date = "2026-11-21"
-"""
-PAPER = '[[paper]]\nwindow = 3\nngram = 3\nguesses = 3\norigin = "published"\n'
 COST = "[setting.step_cost]\nwidths = [1, 2]\ncontexts = [0]\ncosts = [[1.0]]\n"
 
 
-@pytest.mark.parametrize("text", [SETTING, HARDWARE, SMALL + SETTING, HARDWARE + PAPER + TUNED])
-def test_valid_files_are_written_as_they_were_read(text: str) -> None:
-    profile = profiles.parse("p", TOP + text)
-    assert profiles.parse("p", profiles.dump(profile)) == profile
-
-
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "fault"),
     [
-        ("[", ["no valid TOML"]),
-        (SETTING, [", description: it is missing"]),
-        (TOP + "devics = []\n" + SETTING, [", devics: "]),
-        (TOP + "devices = 'A100'\n" + SETTING, [", devices: it must be a list"]),
-        (TOP + "memory = [40e9, -1]\n" + SETTING, [", memory 2: ", "greater than 0, not -1"]),
-        (TOP + SMALL, ["lacks [hardware]", "no setting is for every model"]),
-        (TOP + SETTING.replace("window = 3", "window = 0"), [", setting 1: window must be"]),
-        (TOP + SETTING + "budget = 2", [", setting 1: budget 2 is smaller than the 6 tokens"]),
-        (TOP + SETTING + 'widths = ["1"]', [", setting 1 widths 1: ", "a valid integer, not '1'"]),
-        (TOP + SETTING.replace("derived", "derivedly"), [", setting 1 origin: ", "measured"]),
-        (TOP + SETTING + COST, [", setting 1 step_cost: ", "1 costs for 2"]),
-        (TOP + SETTING + COST.replace("[1, 2]", "1"), ["step_cost widths: it must be a list"]),
-        (
-            TOP + SETTING + COST.replace("[[1.0]]", "[[1, 'x']]"),
-            ["costs 1 2: input should be a valid number"],
-        ),
-        (TOP + HARDWARE.replace("1e12", "inf"), [", hardware bandwidth: ", "not inf"]),
-        (TOP + HARDWARE.replace("float16", "fp16"), [", hardware rates fp16", "'float16'"]),
+        ("[", "is no valid TOML: "),
+        (SETTING, ", description: it is missing"),
+        (TOP + "devics = []\n" + SETTING, ", devics: unknown key"),
+        (TOP + "devices = 'A100'\n" + SETTING, ", devices: it must be a list"),
+        (TOP + "memory = [40e9, -1]\n" + SETTING, ", memory 2: input should be greater than 0"),
+        (TOP + SMALL, ", lacks [hardware] to derive from, and no setting is for every model"),
+        (TOP + SETTING + "budget = 2", ", setting 1: budget 2 is smaller than the 6 tokens"),
+        (TOP + SETTING.replace("derived", "derivedly"), ", setting 1 origin: "),
+        (TOP + SETTING + COST, ", setting 1 step_cost: "),
+        (TOP + HARDWARE.replace("1e12", "inf"), ", hardware bandwidth: "),
+        (TOP + HARDWARE.replace("float16", "fp16"), ", hardware rates fp16"),
     ],
 )
-def test_a_fault_is_one_line_with_place_and_key(text: str, parts: list[str]) -> None:
+def test_a_fault_is_one_line_with_place_and_key(text: str, fault: str) -> None:
     with pytest.raises(UsageError) as raised:
         profiles.parse("p", text)
-    line = str(raised.value)
-    assert line.startswith("profile p")
-    assert "\n" not in line
-    assert [part for part in parts if part not in line] == [], line
+    assert str(raised.value).removeprefix("profile p").lstrip().startswith(fault)
+    assert "\n" not in str(raised.value)
 
 
 def test_settings_fit_by_size_and_weights() -> None:

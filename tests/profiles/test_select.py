@@ -11,14 +11,13 @@ from ladecli import profiles
 from ladecli.errors import UsageError
 from ladecli.profiles import user
 from ladecli.profiles.schema import VALUES
-from ladecli.specs.device import Device, Rates
+from ladecli.specs.device import Device
 from ladecli.specs.memory import ModelSpec
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape, tuned
 
 SHIPPED = profiles.shipped()
 APPLE = Device("mps", "mps", "Apple M2 Max")
-MEASURED = Rates(5e11, 5e13, "measured here, ACME Accelerator 9000")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -29,16 +28,12 @@ def test_shipped_profiles_settle_every_model_by_plausible_figures(name: str) -> 
         choice = profiles.choose(profile, shape(size, weights))
         assert choice.lookahead.step_limit >= 2, size
         assert list(choice.origins) == list(VALUES)
-        for origin in choice.origins.values():
-            assert origin.split(":")[0] in ("measured", "published", "derived", "default")
         assert choice.paper.sources == ("trajectory",)
         assert choice.paper_origin.startswith("published: arXiv 2402.02057")
     if hardware := profile.hardware:
         most = max(hardware.rates.values())
         assert 1e11 <= hardware.bandwidth <= 1e13, "bytes per second"
-        assert 1e12 <= hardware.rates["float32"] <= most <= 2.5e15, (
-            "sparse rates are twice as large"
-        )
+        assert 1e12 <= hardware.rates["float32"] <= most <= 2.5e15, "sparse rates are twice that"
         assert 20 < most / hardware.bandwidth < 420, "operations per byte"
 
 
@@ -47,8 +42,7 @@ def test_shipped_profiles_settle_every_model_by_plausible_figures(name: str) -> 
 )
 def test_devices_find_their_profile(device: Device, expected: str) -> None:
     choice = profiles.select(None, device, shape())
-    assert choice.profile == expected
-    assert bool(choice.notices) == (expected == "gpu"), "known devices need no notice"
+    assert (choice.profile, bool(choice.notices)) == (expected, expected == "gpu")
 
 
 def test_the_papers_settings_by_model_size() -> None:
@@ -61,14 +55,7 @@ def test_the_papers_settings_by_model_size() -> None:
     assert (choice.paper.window, "RTX 3090, 7B" in choice.paper_origin) == (7, True)
 
 
-def test_settings_depend_on_the_type_of_the_weights() -> None:
-    # Large enough that a step takes as long as its weights do, not as its launches.
-    plain = profiles.select(None, A100, shape(70e9, "bfloat16"))
-    packed = profiles.select(None, A100, shape(70e9, "nf4"))
-    cost = [choice.lookahead.step_cost.at(2, 1024) for choice in (plain, packed)]
-    assert cost[0] < 1.1 < cost[1], "bitsandbytes multiplies packed weights with one token only"
-    assert plain.notices == ()
-    assert f"the first draft token costs {cost[1]:.1f} plain steps" in packed.notices[0]
+def test_a_type_without_units_of_its_own_has_the_lowest_rate() -> None:
     t4 = profiles.shipped()["t4"]  # which has units for float16 alone
     half, brain = (
         profiles.choose(t4, shape(weights=kind, compute=kind)).lookahead.step_cost.at(64, 1024)
@@ -92,21 +79,6 @@ def test_a_curve_of_dense_models_rises_with_the_experts_that_a_step_meets() -> N
     assert found[0] == found[1], "what was measured on the model itself knows"
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "warned"),
-    [("a100", CPU, True), ("a100", A100, True), ("a100-80gb", A100, False), ("cpu", CPU, False)],
-)
-def test_a_profile_of_other_hardware_says_that_times_here_mean_nothing(
-    name: str, device: Device, warned: bool
-) -> None:
-    choice = profiles.select(name, device, shape())
-    assert choice.profile == name
-    assert bool(choice.notices) == warned
-    if warned:
-        for part in (profiles.shipped()[name].description, device.label, "lade plan"):
-            assert part in choice.notices[0]
-
-
 # The user's own.
 
 
@@ -114,9 +86,7 @@ def test_a_tuned_profile_comes_back_as_it_was_written() -> None:
     path = user.write(tuned())
     assert path.name == "tuned-amd-epyc-1-thread-3.1M-float32-sdpa.toml"
     assert profiles.read(tuned().name) == tuned()
-    assert "widths = [1, 4, 8, 16]\n" in path.read_text("utf-8"), "numbers are easy to read"
     user.write(tuned(date="2026-12-01"))
-    assert user.names() == [path.stem]
     assert user.read(path.stem) == tuned(date="2026-12-01")
 
 
@@ -137,10 +107,7 @@ def test_a_tuned_profile_is_for_what_it_was_tuned_on(
     user.write(tuned())
     choice = profiles.select(None, device, model, attention=attention)
     assert (choice.profile, choice.notices) == (tuned().name if fits else "cpu", ())
-    forced = profiles.select(tuned().name, device, model, attention=attention)
-    assert forced.lookahead.budget == 16
-    assert bool(forced.notices) != fits
-    assert all("AMD EPYC, 1 thread" in notice for notice in forced.notices)
+    assert profiles.select(tuned().name, device, model, attention=attention).lookahead.budget == 16
 
 
 def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
@@ -151,8 +118,6 @@ def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
     put("mine", OWN.replace("[[setting]]", "memory = [40e9]\n[[setting]]"))
     assert profiles.select(None, A100, DEMO).profile == "a100-80gb", "mine is for another one"
     put("mine", OWN.replace("A100", "AMD EPYC"))
-    path = put("mine", "")
-    path.write_text(OWN.replace("A100", "AMD EPYC"), encoding="utf-8-sig")  # as some editors do
     assert profiles.select(None, CPU, DEMO).profile == "mine", "a processor has a name too"
 
 

@@ -71,20 +71,17 @@ DEFAULT_TYPES = {"a100": "bfloat16", "cpu": "float32", "t4": "float16"}
 def test_every_profile_can_be_shown_with_its_origins(
     name: str, lade: Any, wide_screen: Any
 ) -> None:
-    result = lade("profiles", "show", name)
-    profile = profiles.read(name)
-    assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(f"{name}: {profile.description}\n")
+    out, profile = lade("profiles", "show", name).out, profiles.read(name)
+    assert out.startswith(f"{name}: {profile.description}\n")
     if profile.hardware:
-        assert "\nderived: from " in result.out
-        assert profile.hardware.source in result.out
-    for text in (*(s.origin for s in profile.settings), *(p.origin for p in profile.papers)):
-        assert text in result.out
+        assert "\nderived: from " in out
+        assert profile.hardware.source in out
+    for setting in (*profile.settings, *profile.papers):
+        assert setting.origin in out
     wide_screen(80)
     lines = lade("profiles", "show", name, "--color", "never").out.splitlines()
     assert max(map(len, lines)) <= 80
     assert f"for llama-2-7b in {DEFAULT_TYPES[name]}" in lines
-    assert sum("any size in int8:" in line for line in lines) == (name == "cpu")
 
 
 def test_without_a_name_it_is_this_machines(here: pytest.MonkeyPatch, lade: Any) -> None:
@@ -107,14 +104,12 @@ def test_a_profile_for_programs(lade: Any) -> None:
     found = lade("profiles", "show", "a100", "--json").json()
     assert (found["schema"], found["name"], found["from"]) == (3, "a100", "shipped")
     assert [paper["window"] for paper in found["paper"]] == [15, 10, 7]
-    assert found["hardware"]["bandwidth"] == 1555e9
     (row,) = found["settings"]
-    assert list(row["origins"]) == list(VALUES)
     assert {*VALUES, "model", "paper"} <= row.keys()
     mine = tuned(attention="reference", device=user.key_of(devices.detect("cpu")))
     user.write(mine)
     arguments = ("--model", "demo", "--device", "cpu", "--attention", "reference", "--json")
     found = lade("profiles", "show", *arguments).json()
-    assert (found["name"], found["from"]) == (mine.name, "tuned")
-    assert [(row["model"], row["budget"]) for row in found["settings"]] == [("demo", 16)]
-    assert found["settings"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
+    (row,) = found["settings"]
+    assert (found["name"], found["from"], row["model"]) == (mine.name, "tuned", "demo")
+    assert (row["budget"], row["origins"]["budget"]) == (16, "measured: AMD EPYC, 2026-11-21")
