@@ -469,14 +469,12 @@ _CONFIG = b"""\
 model = "demo"
 budget = 30
 window = 5
-temperature = 0.5
 stop = ["x", "y"]
 template-arg = ["a=1"]
 color = "never"
 sources = "context,recycled"
 
 [chat]
-max-new-tokens = 5
 markdown = false
 
 [generate]
@@ -493,7 +491,7 @@ _PROMPTS = b"""\
 {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
 {"messages": [{"role": "user", "content": [{"type": "text", "text": "t"}]}]}
 """
-FAMILIES = ("llama", "llama3", "qwen3_sliding", "gemma2", "gemma3", "phi3_long", "mixtral", "gpt2")
+FAMILIES = ("llama", "llama3", "qwen3", "gemma2", "gemma3", "phi3_long", "mixtral", "gpt2")
 
 
 def kinds_of(base: Path) -> dict[str, Kind]:

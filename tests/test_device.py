@@ -109,25 +109,22 @@ def test_gpus(patch: pytest.MonkeyPatch, tmp_path: Path, answer: str, driver: st
 
 
 @pytest.mark.parametrize(
-    ("wanted", "build", "message"),
+    ("wanted", "build", "why"),
     [
-        ("cuda", None, "no CUDA device: this torch is built without CUDA; use --device cpu"),
-        ("cuda:1", "13.0", "no CUDA device: no GPU answers; use --device cpu"),
-        ("mps", None, r"no Apple GPU \(mps\) here; use --device cpu"),
+        ("cuda", None, "no CUDA device: this torch is built without CUDA"),
+        ("cuda:1", "13.0", "no CUDA device: no GPU answers"),
+        ("mps", None, r"no Apple GPU \(mps\) here"),
     ],
 )
-def test_devices_that_are_not_here(
-    patch: pytest.MonkeyPatch, wanted: str, build: str | None, message: str
-) -> None:
+def test_devices_not_here(patch: pytest.MonkeyPatch, wanted: str, build: Any, why: str) -> None:
     patch.setattr(torch.version, "cuda", build)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=f"{why}; use --device cpu"):
         detect(wanted)
 
 
 @pytest.mark.parametrize(
     ("own", "files", "total", "free"),
     [
-        ("/", {"memory.max": "max", "memory.current": "5"}, 16, 8),
         ("/", {"memory.max": f"{4 * GIB}", "memory.current": f"{GIB}"}, 4, 3),
         ("/", {"memory.max": f"{4 * GIB}", "memory.current": f"{3 * GIB}",
                "memory.stat": f"anon 7\ninactive_file {2 * GIB}\n"}, 4, 3),
@@ -136,11 +133,6 @@ def test_devices_that_are_not_here(
                              "user.slice/job/memory.max": f"{6 * GIB}",
                              "user.slice/job/memory.current": f"{GIB}"}, 2, 1),
         ("/docker/of/the/host", {"memory.max": f"{GIB}", "memory.current": f"{2 * GIB}"}, 1, 0),
-        ("/\n7:cpu,cpuacct:/\n4:memory:/docker/1", {
-            "memory/docker/1/memory.limit_in_bytes": f"{3 * GIB}",
-            "memory/docker/1/memory.usage_in_bytes": f"{2 * GIB}",
-            "memory/docker/1/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}",
-        }, 3, 2),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("patch")
@@ -158,11 +150,6 @@ def test_a_group_may_have_less_than_the_machine(
         ("/", {"cpu.max": "max 100000"}, None),
         ("/", {"cpu.max": "250000 100000"}, 2),
         ("/job", {"cpu.max": "400000 100000", "job/cpu.max": "50000 100000"}, 1),
-        ("/", {"cpu.max": "6400000 100000"}, 4),
-        ("/\n7:cpu,cpuacct:/docker/1", {"cpu/docker/1/cpu.cfs_quota_us": "300000",
-                                        "cpu/docker/1/cpu.cfs_period_us": "100000"}, 3),
-        ("/\n7:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1",
-                                "cpu/cpu.cfs_period_us": "100000"}, None),
     ],
 )  # fmt: skip
 def test_threads_are_as_many_as_a_group_has_time_for(

@@ -60,18 +60,14 @@ def test_steps_without_a_draft_or_a_full_window() -> None:
         "window 3 columns; filling, 1 row so far ────────────────────",
         "row 0    The   ␣on   ␣the",
         "outputs  ␣cat  ␣the  ␣mat",
-        "draft none in this step: none was likely enough to pay fo… ─",
+        "draft none in this step ────────────────────────────────────",
         "The → ␣cat",
     ]
     lines = shown(small_trace(), 3, 80)
     assert lines[2:4] == ["The cat sat on the▸⏎", ""]
-    assert lines[4].startswith("window none in this step ─")
+    assert lines[4].startswith("window none in this step; --sources trajectory records")
     assert lines[6] == "␣the → ⏎"
-
-
-def test_what_a_trace_does_not_have_is_said() -> None:
     trace = small_trace(None)
-    assert "--sources trajectory" in shown(replace(trace, events=trace.steps[2:]), 1, 80)[4]
     unknown = replace(trace, events=(replace(trace.steps[0], detail=None),))
     assert shown(unknown, 1, 60)[3:] == ["this trace does not have what the step tried"]
 

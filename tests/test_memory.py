@@ -14,7 +14,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig, chunk_on
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError
-from ladecli.specs.memory import Asked, ModelSpec, format_bytes, room, smaller_forms, spread
+from ladecli.specs.memory import Asked, ModelSpec, format_bytes, room, spread
 from ladecli.specs.model_spec import empty_model, spec_of
 
 from .held import Held
@@ -62,13 +62,7 @@ def test_a_long_context_is_cut_to_what_fits() -> None:
     assert 4096 < context < 10_000
     assert Asked(context, width=64).need(LLAMA_7B).total <= 0.97 * 20 * GB
     assert Asked(context + 64, width=64).need(LLAMA_7B).total > 0.97 * 20 * GB
-    assert re.search(rf"13\.5 GB.*19\.4 GB.*at {context:,} tokens; --quantize 4bit", notice)
-    # The hint keeps its promise.
-    (tokens,) = re.findall(r"leaves room for ([\d,]+)$", notice)
-    packed = dict(smaller_forms(LLAMA_7B, "cuda"))["--quantize 4bit"]
-    assert (
-        ask(20, packed, wanted=(fits := int(tokens.replace(",", ""))), longest=131_072)[0] == fits
-    )
+    assert re.search(rf"13\.5 GB.*19\.4 GB.*at {context:,} tokens$", notice)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +87,6 @@ def test_weights_that_do_not_fit_name_the_first_form_that_does(
     line = rf"^m needs .*, .* more than the {format_bytes(0.97 * free * GB)} .* on GPU; {fix}"
     with pytest.raises(LoadError, match=line):
         ask(free, spec, kind)
-
-
-def test_steps_that_do_not_fit_name_a_budget_that_does() -> None:
-    # Logits of a large vocabulary are what a wide step takes.
-    wide = replace(LLAMA_7B, vocabulary=2_000_000)
-    free = Asked(1024, width=16).need(wide).total / 0.97 + 1e6
-    with pytest.raises(LoadError, match=r"^m needs .*; --budget 16 needs"):
-        room("m", wide, free, Asked(1024, width=512))
 
 
 @pytest.mark.parametrize(

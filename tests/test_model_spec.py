@@ -49,10 +49,9 @@ def held_by(cache: Any) -> int:
     return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
 
 
-@pytest.mark.parametrize("family", ["falcon", "qwen3_next", "jamba", "mamba", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba"])
 def test_what_grows_with_the_text_in_a_models_own_cache(family: str) -> None:
-    """Layers with a recurrent state alone hold no keys, and some families have few heads of them
-    that they call by other names."""
+    """Layers with a recurrent state alone hold no keys."""
     model = new_model(family, **(NO_TREES[family][2] if family in NO_TREES else {}))
     with torch.no_grad():
         caches = [returned_cache(model(torch.tensor([[5] * count]))) for count in (20, 50)]
@@ -70,19 +69,6 @@ def test_experts() -> None:
     assert four.weight_bytes == plain.weight_bytes - attention * (2 - 0.5625)
     config.quantization_config = {"quant_method": "fp8"}
     assert spec(config, torch.bfloat16).weight_bytes == plain.weight_bytes - attention - experts
-
-
-def test_latent_attention_caches_less() -> None:
-    config = transformers.DeepseekV3Config(
-        **SIZES, moe_intermediate_size=16, first_k_dense_replace=2, num_attention_heads=4,
-        num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=24, qk_rope_head_dim=8,
-        qk_nope_head_dim=8, v_head_dim=8, vocab_size=50,
-    )  # fmt: skip
-    with torch.no_grad():
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        cache = returned_cache(model(torch.tensor([[3, 4, 5]])))
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert held == 3 * spec(config).cache_bytes
 
 
 @pytest.mark.parametrize(
@@ -109,7 +95,3 @@ def test_quantised_weights(
     assert found.parameters == LINEAR + REST
     assert found.weight_bytes == LINEAR * bytes_each + REST * 2
     assert (found.linear == 0.0) == (given is not None), "what is packed is not packed again"
-
-
-def test_tied_embeddings_count_once() -> None:
-    assert spec(llama(tie_word_embeddings=True)).parameters == LINEAR + REST - 100 * 64

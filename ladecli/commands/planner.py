@@ -24,7 +24,6 @@ from ..errors import UsageError, counted
 from ..options.commands import PlanRequest
 from ..profiles import Profile, user
 from ..profiles.derive import HOST, LAUNCH, READING, step_seconds
-from ..profiles.recognise import recognise
 from ..specs import catalogue, memory
 from ..specs import device as machine
 from ..specs.memory import FULL, ModelSpec
@@ -44,16 +43,14 @@ PAYS = 0.10
 STAGING = 60e-6
 """Seconds to the GPU and back; assumed: two small copies, for which the host waits."""
 Row: TypeAlias = dict[str, Any]
-"""A step in one mode on a number of GPUs, as JSON has it; figures are None where impossible."""
-_speed = itemgetter("tokens_per_second")
-KEYS = (
-    *("mode", "gpus", "nodes", "why_not", "needed_bytes", "step_seconds", "computing_seconds"),
-    *("drafting_seconds", "talking_seconds", "sent_bytes", "tokens_per_step"),
-    *("tokens_per_second", "possible", "speedup", "efficiency"),
+"""A step in one mode on a number of GPUs, as JSON has it."""
+FIGURES = (
+    *("computing_seconds", "drafting_seconds", "talking_seconds", "step_seconds"),
+    *("sent_bytes", "tokens_per_step", "tokens_per_second", "speedup", "efficiency"),
 )
-"""Of a row.  Each GPU needs `needed_bytes` (None where the model cannot be split) and sends
-`sent_bytes`; a step's seconds are those of the GPUs' computing, of the host's drafting for the
-other GPUs, and of talking."""
+"""Of a row, None where it is impossible.  A step's seconds are those of the GPUs' computing, of the
+host's drafting for the other GPUs, and of talking, in which each GPU sends `sent_bytes`."""
+_speed = itemgetter("tokens_per_second")
 
 
 def run(request: PlanRequest) -> int:
@@ -62,18 +59,17 @@ def run(request: PlanRequest) -> int:
     Raises:
         UsageError: an option is unknown, or the model fits on no such GPUs.
     """
-    terminal = Terminal(request.color)
-    found = estimate(request, terminal)
+    found = estimate(request)
     if request.json:
         print(json.dumps(found, ensure_ascii=False))
     else:
-        _show(found, terminal.console(sys.stdout))
+        _show(found, Terminal(request.color).console(sys.stdout))
     return 0
 
 
-def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
+def estimate(request: PlanRequest) -> dict[str, Any]:
     """The object that --json prints: seconds, bytes and shares of 1; errors as for `run`."""
-    gpu, size = find_gpu(request.gpu, terminal)
+    gpu, size = find_gpu(request.gpu)
     assert gpu.hardware is not None  # `find_gpu` leaves others out
     links = catalogue.find_links(gpu.name, request.link, request.per_node, request.counts[-1])
     dtype = gpu.hardware.half if request.dtype == "auto" else request.dtype
@@ -99,15 +95,11 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
             row["speedup"] = _speed(row) / _speed(plain)
             row["efficiency"] = _speed(row) / _speed(of[0]) * of[0]["gpus"] / row["gpus"]
     keys = ("mode", "gpus", "step_seconds", "tokens_per_second")
+    about = {"name": gpu.name, "description": gpu.description}
     found = {
         "schema": SCHEMA,
         "model": {"name": model, **asdict(spec)},
-        "gpu": {
-            "name": gpu.name,
-            "description": gpu.description,
-            "memory_bytes": size,
-            **asdict(rates),
-        },
+        "gpu": {**about, "memory_bytes": size, **asdict(rates)},
         "links": asdict(links),
         "budget": budget,
         "context": request.context,
@@ -117,8 +109,8 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
         "modes": {mode: {"rows": of, **_verdict(mode, of)} for mode, of in rows.items()},
         "best": {key: best[key] for key in keys},
     }
-    named = [f"--model-size {request.model_size} is read as {model}"]
-    return {**found, "assumptions": [*named, *_assumptions(found)]}
+    named = f"--model-size {request.model_size} is read as {model}"
+    return {**found, "assumptions": [named, *_assumptions(found)]}
 
 
 def _verdict(mode: str, rows: list[Row]) -> dict[str, Any]:
@@ -143,17 +135,15 @@ def _verdict(mode: str, rows: list[Row]) -> dict[str, Any]:
 def _assumptions(found: dict[str, Any]) -> list[str]:
     """What the estimates depend on, a sentence each."""
     gpu, model, measured = found["gpu"], found["model"], catalogue.data()["measured"]
-    size, places = gpu["memory_bytes"], (found["links"]["within"], found["links"]["between"])
-    usable = "any amount" if size is None else memory.format_bytes(memory.usable(size))
     joined = (
-        f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
+        f"{place} nodes: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
         f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
-        for place, link in zip(("within a node", "between"), places, strict=True)
+        for place in ("within", "between")
+        for link in (found["links"][place],)
     )
     return [
         f"a GPU reads {READING} of {gpu['bandwidth'] / 1e9:.0f} GB/s and computes"
-        f" {gpu['arithmetic'] / 1e12:.3g} TFLOP/s in {model['compute']} ({gpu['source']});"
-        f" decoding may take {usable} of its memory",
+        f" {gpu['arithmetic'] / 1e12:.3g} TFLOP/s in {model['compute']} ({gpu['source']})",
         *joined,
         f"a step feeds {found['budget']} tokens on each GPU, or one where drafts do not pay, after"
         f" {found['context']:,} tokens of context; one text at a time",
@@ -217,7 +207,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 # What it is estimated for.
 
 
-def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | None]:
+def find_gpu(name: str | None) -> tuple[Profile, float | None]:
     """The profile of a GPU, and its bytes of memory if known.
 
     The name is a profile's or what a driver calls the GPU; None is the GPU of this machine.
@@ -227,15 +217,14 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
     known = {p.name: p for p in every if p.hardware and not p.tuned and p.name != "apple"}
     kinds = ", ".join(sorted(known.keys() - {"gpu"}))  # which stands for unknown ones
     if name is None:
-        with terminal.progress("looking at this machine"):
-            device = machine.detect()
+        device = machine.detect()
         if device.kind != "cuda":
             raise UsageError(f"no GPU is here to plan for; name one by --gpu: {kinds}")
         name, size = device.label, float(device.memory)
     else:
         given = re.search(r"(\d+)\s*gb", name, re.IGNORECASE)
         size = float(given[1]) * 1e9 if given else 0.0
-    profile = known.get(name.lower()) or recognise("cuda", name, size, known.values())
+    profile = known.get(name.lower()) or profiles.recognise(name, size, known.values())
     if profile is None:
         raise UsageError(f"unknown GPU {name!r}; --gpu takes {kinds}")
     return profile, size or min(profile.memory, default=None)
@@ -270,13 +259,13 @@ class Cluster:
             if needed > self.usable:
                 usable = memory.format_bytes(self.usable)
                 why = f"needs {memory.format_bytes(needed)} on each GPU, which has {usable}"
-        place = (mode, gpus, math.ceil(gpus / self.links.gpus_per_node), why, needed)
+        nodes = math.ceil(gpus / self.links.gpus_per_node)
+        row = {"mode": mode, "gpus": gpus, "nodes": nodes, "possible": not why, "why_not": why}
         steps = [] if why else [self._figures(spec, split, gpus, width) for width in widths]
-        # By the last figure, tokens per second.
-        figures = max(steps, key=itemgetter(-1), default=(None,) * 7)
-        return dict(zip(KEYS, (*place, *figures, not why, None, None), strict=True))
+        fastest = max(steps, key=_speed, default={})
+        return {**row, "needed_bytes": needed, **dict.fromkeys(FIGURES), **fastest}
 
-    def _figures(self, spec: ModelSpec, split: bool, gpus: int, width: int) -> tuple[float, ...]:
+    def _figures(self, spec: ModelSpec, split: bool, gpus: int, width: int) -> Row:
         """The figures of a possible step; `spec` is what one GPU holds of the model."""
         whole, links = self.spec, self.links
         # A split model runs through transformers' forward, and its steps are no CUDA graphs; in
@@ -296,4 +285,5 @@ class Cluster:
             talking += reductions * links.all_reduce(states, gpus) + links.all_gather(logits, gpus)
             sent += reductions * states + logits
         step, tokens = computing + drafting + talking, catalogue.tokens_per_step(ranks, width)
-        return step, computing, drafting, talking, sent, tokens, tokens / step
+        figures = (computing, drafting, talking, step, sent, tokens, tokens / step)
+        return dict(zip(FIGURES, figures, strict=False))

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -167,7 +166,6 @@ class _Chat:
         about = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
         self._about: dict[str, Any] = about | {"model": model}
         self._opening = {"role": "assistant", "content": ""}  # of the first part
-        self._length = 0  # of the text so far
 
     def shown(self, part: Part, name: str, **totals: Any) -> dict[str, Any]:
         """A part of the answer, or all of it, as the object of a name, with its totals."""
@@ -199,16 +197,12 @@ class _Text(_Chat):
         return {"text": part.text}
 
     def _logprobs(self, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        # Of a character's bytes, all but the first begin with these bits.
-        begun = (sum(byte & 0xC0 != 0x80 for byte in one["bytes"] or ()) for one in found)
-        *offsets, self._length = accumulate(begun, initial=self._length)
         return {
             "tokens": [one["token"] for one in found],
             "token_logprobs": [one["logprob"] for one in found],
             "top_logprobs": [
                 {each["token"]: each["logprob"] for each in one["top_logprobs"]} for one in found
             ],
-            "text_offset": offsets,
         }
 
 
@@ -252,10 +246,9 @@ class _Desk:
         if self._worker.until < math.inf:
             raise ending()
         if len(self.open) > self._most:
-            seconds = str(min(max(math.ceil(self._worker.last), 1), 60))
-            message = f"the queue of {self._most} is full; ask again after {seconds} s"
+            message = f"the queue of {self._most} is full; ask again after a second"
             refusal = Refused(429, message, code="queue_full")
-            refusal.headers = {"Retry-After": seconds}
+            refusal.headers = {"Retry-After": "1"}
             self._worker.counters.refuse()
             raise refusal
         loop, found = asyncio.get_running_loop(), asyncio.Queue[Part | Refused]()

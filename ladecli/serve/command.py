@@ -7,12 +7,12 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..decoder.quiet import LOG
-from ..errors import LadeError, UsageError
+from ..errors import UsageError
 from ..options.answer import ServeRequest
 from ..session import opening, pool_file
 from ..view.terminal import Terminal, ctrl_c
@@ -56,10 +56,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        # Python adds the address once more, but not to what the name of a host lacks.
-        why = str(error.strerror).partition(" (")[0]
         raise UsageError(
-            f"cannot listen at {host}, port {port}: {why}; give another --host or --port"
+            f"cannot listen at {host}, port {port}: {error.strerror}; give another --host or --port"
         ) from error
 
 
@@ -89,40 +87,18 @@ def _serve(
     shown = f"[{address}]" if ":" in address else address
     if not is_loopback(address) and request.api_key is None:
         terminal.say(f"everyone who reaches {shown} may use the model; --api-key asks for a key")
-    if why := worker.refuses_chats:
-        terminal.say(f"chats will be refused: {why}")
-    with ctrl_c(signal.SIGTERM) as pressed, _in_background(server, listener, worker.stop):
+    with ctrl_c(signal.SIGTERM) as pressed, _in_background(server, listener):
         terminal.say(f"{worker.name} answers at http://{shown}:{port}/v1; Ctrl-C ends it")
         worker.run(pressed)
 
 
 @contextlib.contextmanager
-def _in_background(
-    server: uvicorn.Server, listener: socket.socket, stop: Callable[[], None]
-) -> Iterator[None]:
-    """Run a web server in a thread of its own, and end it with the block.
-
-    Args:
-        server: that is run.
-        listener: where it listens.
-        stop: called should it end by itself.
-
-    Raises:
-        LadeError: it did.
-    """
-
-    def serve() -> None:
-        try:
-            server.run([listener])
-        finally:
-            stop()
-
-    thread = threading.Thread(target=serve, name="server")
+def _in_background(server: uvicorn.Server, listener: socket.socket) -> Iterator[None]:
+    """Run a web server at a socket in a thread of its own, and end it with the block."""
+    thread = threading.Thread(target=server.run, args=([listener],), name="server")
     thread.start()
     try:
         yield
-        if not thread.is_alive():
-            raise LadeError("the web server ended by itself; --debug shows why")
     except KeyboardInterrupt:  # the second one, which waits for no client
         server.force_exit = True
         raise

@@ -7,13 +7,14 @@ hands it jobs and takes the parts.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import prometheus_client as prometheus
 
 from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankError
 from ..errors import UsageError, describe_error, one_line
@@ -21,10 +22,8 @@ from ..events import TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
-from ..session.chat_template import GREETING
 from ..session.text import REPLACEMENT, bytes_of, speller
 from ..view.terminal import Terminal
-from .counters import Counters
 from .schema import ChatWanted, Refused, Wanted
 
 if TYPE_CHECKING:
@@ -58,6 +57,55 @@ class Job:
     since: float = field(default_factory=time.monotonic)
 
 
+class Counters:
+    """What was answered so far, in Prometheus' text form."""
+
+    def __init__(self) -> None:
+        # A series more for each, of when it began, is of no use.
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = prometheus.CollectorRegistry()
+        self._requests = self._counter("requests", "Requests by how they ended.", "outcome")
+        self._tokens = self._counter("tokens", "Tokens of prompts and answers.", "kind")
+        self._steps = self._counter("steps", "Forward passes that yielded tokens.")
+        self._seconds = self._counter("seconds", "Seconds in the queue and at work.", "part")
+        self._mean = self._gauge("tokens_per_step", "Tokens per step of the newest answer.")
+        self._queue = self._gauge("queue", "Requests that wait or are answered now.")
+
+    def _counter(self, name: str, help: str, *labels: str) -> prometheus.Counter:
+        return prometheus.Counter(f"lade_{name}", help, labels, registry=self._registry)
+
+    def _gauge(self, name: str, help: str) -> prometheus.Gauge:
+        return prometheus.Gauge(f"lade_{name}", help, registry=self._registry)
+
+    def add(self, tally: Tally, outcome: str, waited: float) -> None:
+        """Count a request.
+
+        Args:
+            tally: of its answer, whole or not.
+            outcome: why the answer ended, or what became of the request without one.
+            waited: seconds in the queue.
+        """
+        self._requests.labels(outcome).inc()
+        tokens = {"prompt": tally.prompt, "cached": tally.cached, "completion": tally.tokens}
+        for kind, count in tokens.items():
+            self._tokens.labels(kind).inc(count)
+        seconds = {"prefill": tally.prefill_seconds, "decode": tally.decode_seconds}
+        for part, each in {"queue": waited, **seconds}.items():
+            self._seconds.labels(part).inc(each)
+        self._steps.inc(tally.steps)
+        if tally.steps:
+            self._mean.set(tally.tokens_per_step)
+
+    def refuse(self) -> None:
+        """Count a request that was refused before it came into the queue."""
+        self._requests.labels("refused").inc()
+
+    def text(self, waiting: int) -> bytes:
+        """All of them; `waiting` is the number of requests in the queue or at work."""
+        self._queue.set(waiting)
+        return prometheus.generate_latest(self._registry)
+
+
 class Worker:
     """Answers jobs until it is stopped.
 
@@ -69,14 +117,13 @@ class Worker:
         name: of the model.
         counters: of what was answered.
         jobs: that wait.
-        last: seconds that the newest answer took.
         until: when the answer under way ends, at the latest; no other is taken before that.
     """
 
     def __init__(self, session: Session, request: ServeRequest) -> None:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.name = session.loaded.name
-        self.counters, self.last = Counters(), 1.0
+        self.counters = Counters()
         self._session, self._request = session, request
         self._terminal = Terminal(request.color, request.quiet)
         self._spell = speller(session.loaded.tokenizer)
@@ -86,16 +133,6 @@ class Worker:
     def stop(self) -> None:
         """Let the answer under way come to its end within `GRACE`, and take no other."""
         self.until = min(self.until, time.monotonic() + GRACE)
-
-    @property
-    def refuses_chats(self) -> str | None:
-        """Why not even the plainest chat can be answered; None where it can."""
-        plain = ChatWanted.model_validate_json(json.dumps({"messages": GREETING}))
-        try:
-            self._prompt(plain, self._request)
-        except (UsageError, Refused) as error:
-            return error.detail if isinstance(error, Refused) else str(error)
-        return None
 
     def run(self, pressed: Callable[[], bool]) -> None:
         """Answer jobs until `stop`, and refuse those that still wait then.
@@ -132,13 +169,12 @@ class Worker:
                 ):
                     job.give(part)
         except Exception as error:
-            refusal = _refusal(error, wanted.options if wanted else ())
+            refusal = _refusal(error)
             outcome = "refused" if refusal.status_code < 500 else "failed"
             job.give(refusal)
             if isinstance(error, DeviceLostError | RankError):
                 raise
         finally:
-            self.last = time.monotonic() - began
             self._calibration = tally.calibrate()
             self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
@@ -236,18 +272,12 @@ def ending() -> Refused:
     return Refused(503, "the server is ending; ask again when it is back", code="server_ending")
 
 
-def _refusal(error: Exception, given: Iterable[str]) -> Refused:
-    """An error as the client hears it, who has given some options."""
+def _refusal(error: Exception) -> Refused:
+    """An error as the client hears it."""
     if isinstance(error, Refused):
         return error
     wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
-    message = one_line(describe_error(error))
-    flag, _, fault = message.partition(" ")
-    # Such a message begins with the option's name.
-    fields = {key: key for key in given} | {"template_arg": "chat_template_kwargs"}
-    if wrong_input and (field := fields.get(flag.replace("-", "_"))):
-        return Refused(400, f"{field} {fault}", field)
-    return Refused(400 if wrong_input else 500, message)
+    return Refused(400 if wrong_input else 500, one_line(describe_error(error)))
 
 
 def _totals(tally: Tally, settings: Settings) -> dict[str, Any]:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError
-from ..files import expanded
 from . import hub
-from .memory import format_bytes
 from .model_files import TOKENIZERS, is_pointer, naming, no_regular_file, read_object, version
 
 
@@ -42,11 +40,6 @@ class Adapter:
     def brings_tokenizer(self) -> bool:
         """Whether a tokenizer lies beside it, which may have tokens or a template of its own."""
         return any(any(self.folder.glob(pattern)) for pattern in TOKENIZERS)
-
-    @property
-    def size(self) -> int:
-        """Bytes of its weights."""
-        return sum(path.stat().st_size for path in self._weights)
 
     @property
     def _weights(self) -> list[Path]:
@@ -92,8 +85,8 @@ class Adapted:
             other = each.base not in (None, self.base)
             made_for = f"; it was made for {each.base}" if other else ""
             found.append(
-                f"adapter {each.name} ({each.kind}, {format_bytes(each.size)}) is merged into"
-                f" {self.base}, which takes {takes}{made_for}"
+                f"adapter {each.name} ({each.kind}) is merged into {self.base}, which takes"
+                f" {takes}{made_for}"
             )
         return found
 
@@ -140,9 +133,6 @@ def find_adapters(
         LoadError: an adapter is none, cannot be merged, or its base is not named or not there.
     """
     own = find(name, revision, ask=ask)
-    for each in given:
-        if each.startswith((".", "/", "~")) and not expanded(each).exists():
-            raise LoadError(f"--adapter {each}: there is no such folder; check the path")
     others = [find(each, ask=ask) for each in given]
     for each, found in zip(given, others, strict=True):
         if found is None and (not early or Path(hub.resolve(each)).exists()):
@@ -168,15 +158,11 @@ def _base(adapter: Adapter) -> str:
     if adapter.base is None:
         raise LoadError(f"{adapter.name} is an adapter that names no base model; {fix}")
     try:
-        source = hub.resolve(adapter.base)
+        hub.resolve(adapter.base)
     except LoadError as error:
         raise LoadError(
             f"{adapter.name} is an adapter for {adapter.base}, which is not on this machine; {fix}"
         ) from error
-    if (Path(source) / hub.ADAPTER).is_file():
-        raise LoadError(
-            f"{adapter.name} is an adapter for {adapter.base}, which is an adapter itself; {fix}"
-        )
     return adapter.base
 
 

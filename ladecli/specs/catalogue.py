@@ -81,26 +81,19 @@ def find_links(gpu: str, given: str | None, gpus_per_node: int, gpus: int) -> Li
         for kind, row in kinds.items()
     }
     found = {"within": known["nvlink" if "nvlink" in own else "pcie"], "between": known["ethernet"]}
-    one_node = gpus <= gpus_per_node
     words = given.lower().replace(" ", "").split(",") if given else []
+    # One number is the slowest link that there is; of two, the first is within a node.
+    places = ["within", "between"] if len(words) > 1 or gpus <= gpus_per_node else ["between"]
     for n, word in enumerate(words):
-        # One number is the slowest link that there is; of two, the first is within a node.
-        place = "between" if n or not (one_node or len(words) > 1) else "within"
         if word in known:
-            place = "within" if word in links["within"] else "between"
-            found[place] = known[word]
-        elif n < 2 and re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
-            speed = {"bandwidth": 1e9 * float(word), "source": "--link"}
-            found[place] = found[place] | {"name": "link", **speed}
+            found["within" if word in links["within"] else "between"] = known[word]
+        elif n < len(places) and re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
+            speed = {"name": "link", "bandwidth": 1e9 * float(word), "source": "--link"}
+            found[places[n]] = {**found[places[n]], **speed}
         else:
             raise UsageError(
                 f"unknown link {word!r}; use {', '.join(known)}, a number of GB/s, or two with a"
                 " comma: within a node, between nodes"
-            )
-        if place == "between" and one_node:
-            raise UsageError(
-                f"--link {word} is between nodes, and all GPUs are in one; add --nodes or"
-                " --gpus-per-node"
             )
     return Links(gpus_per_node, **found)
 

@@ -6,7 +6,6 @@ Torch is imported where it is first asked: the memory of a machine without a GPU
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import platform
 import re
@@ -38,11 +37,6 @@ else:
 
 _PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
-_MEMORY_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Of cgroups, version 2 and 1: limit and use, and the line of memory.stat with idle files."""
 _LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
 """By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
 _GPU_FILES = (
@@ -291,12 +285,8 @@ def cpu_quota() -> int | None:
 
     More threads would wait for one another while the system lets none of them run.
     """
-    found = []
-    for group in _groups("cpu"):
-        newer = _read(group / "cpu.max")
-        older = f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
-        if match := re.fullmatch(r"(\d+) (\d+)", newer or older):
-            found.append(max(int(match[1]) // int(match[2]), 1))
+    quotas = (re.fullmatch(r"(\d+) (\d+)", _read(group / "cpu.max")) for group in _groups())
+    found = (max(int(quota[1]) // int(quota[2]), 1) for quota in quotas if quota)
     return min(found, default=None)
 
 
@@ -305,24 +295,20 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
 
     A container sees the whole machine's memory and is killed beyond that of its group.
     """
-    for group, (most, use, idle) in itertools.product(_groups("memory"), _MEMORY_FILES):
-        limit, used = _read(group / most), _read(group / use)
+    for group in _groups():
+        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
         if limit.isdecimal() and used.isdecimal():
             # Cached files count as used, and give way when memory is wanted.
-            cached = re.search(rf"^{idle} (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
+            cached = re.search(r"^inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             yield int(limit), max(int(used) - (int(cached[1]) if cached else 0), 0)
 
 
-def _groups(controller: str) -> Iterator[Path]:
-    """Folders of cgroups that bind this process: its own of version 2, and of version 1, which has
-    a tree for each controller, and all above them."""
-    groups = _read(_PROCESS / "cgroup")
-    older = rf"\d+:[^:]*\b{controller}\b[^:]*"
-    for entry, root in (("0:", _CGROUPS), (older, _CGROUPS / controller)):
-        found = re.search(rf"^{entry}:/(.*)$", groups, re.MULTILINE)
-        own = root / found[1] if found else root
-        # Inside a container, folders of the host are missing.
-        yield from (own, *own.parents)
+def _groups() -> list[Path]:
+    """Folders of the cgroup of this process (of version 2), and of all above it."""
+    found = re.search(r"^0::/(.*)$", _read(_PROCESS / "cgroup"), re.MULTILINE)
+    # Inside a container, folders of the host are missing.
+    own = _CGROUPS / found[1] if found else _CGROUPS
+    return [own, *own.parents]
 
 
 def _read(path: Path) -> str:

@@ -188,14 +188,10 @@ def room(
     most = asked.fitting(spec, free)
     if most == asked.context:
         return most, None
-    forms = smaller_forms(spec, kind)
     if not most:
         needed = asked.need(spec, asked.least).total
-        # Logits of a large vocabulary may be what does not fit.
-        ways = [(flag, asked.need(form, asked.least).total) for flag, form in forms]
-        if asked.width > 16:
-            narrow = replace(asked, width=16).need(spec, asked.least).total
-            ways.insert(0, ("--budget 16", narrow))
+        forms = smaller_forms(spec, kind)
+        ways = ((flag, asked.need(form, asked.least).total) for flag, form in forms)
         fitting = (f"{flag} needs {format_bytes(size)}" for flag, size in ways if size <= free)
         fix = next(fitting, "take a smaller model, or free some memory")
         raise LoadError(
@@ -208,13 +204,9 @@ def room(
         f" the weights of {format_bytes(need.weights)}, and {format_bytes(free)} can be used on"
         f" {where}"
     )
-    longest, flag = max(
-        ((asked.fitting(form, free), flag) for flag, form in forms), default=(0, "")
-    )
-    hint = f"; {flag} leaves room for {longest:,}" if longest > most else ""
     if asked.wanted is not None:
-        raise UsageError(f"{line}; --max-context {most} fits{hint}")
-    return most, f"{line}: texts end at {most:,} tokens{hint}"
+        raise UsageError(f"{line}; --max-context {most} fits")
+    return most, f"{line}: texts end at {most:,} tokens"
 
 
 def spread(

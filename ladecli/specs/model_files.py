@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import LoadError, UsageError, counted
-from ..files import decode, is_device, read
+from ..errors import LadeError, LoadError, counted
+from ..files import is_device, read, read_text
 
 GENERATION = "generation_config.json"
 GGUF = ".gguf"
@@ -228,27 +228,18 @@ def chat_templates(folder: Path) -> dict[str, str]:
     are none.  Files of templates replace those in the tokenizer's configuration.
 
     Raises:
-        LoadError: a file of them is no text.
+        UsageError: a file of them is no text.
     """
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {"default": folder / "chat_template.jinja"} | {each.stem: each for each in others}
     if found := {name: path for name, path in named.items() if path.is_file()}:
-        return {name: _read_template(path) for name, path in found.items()}
+        return {name: read_text(str(path), "chat template") for name, path in found.items()}
     stated = None
     with contextlib.suppress(LoadError):  # loading finds out
         stated = read_object(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(stated, list):  # several, in the way of older files
         return {each["name"]: each["template"] for each in stated}
     return {"default": stated} if isinstance(stated, str) else {}
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return decode(read(path), f"the chat template {path}")
-    except UsageError as error:
-        raise LoadError(str(error)) from error
-    except OSError as error:
-        raise LoadError(f"the chat template {path} cannot be read: {error.strerror}") from error
 
 
 def damage(folder: Path) -> str | None:
@@ -261,7 +252,7 @@ def damage(folder: Path) -> str | None:
             read_object(folder / name)
         stored_tensors(folder)
         chat_templates(folder)
-    except LoadError as error:
+    except LadeError as error:
         return str(error)
     return None
 

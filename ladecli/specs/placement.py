@@ -69,60 +69,63 @@ def check(name: str, place: Placement, config: Any, adapters: Sequence[Adapter] 
     Raises:
         UsageError: the options do not go together, or a package is missing.
     """
-    given = getattr(config, "quantization_config", None)
-    if adapters:
-        _check_adapter(name, place, given, adapters[0])
+    for holds, why in _refusals(name, place, config, adapters):
+        if holds:
+            raise UsageError(why)
     if place.split > 1:
-        _check_ranks(place)
+        _require("--parallel-mode tensor", "pip install accelerate", "accelerate")
     if place.device_map is not None:
         _require("--device-map", "pip install accelerate", "accelerate")
-    if place.quantize != "none" and given is not None:
-        raise UsageError(
-            f"{name} is quantised already ({given.get('quant_method', 'unknown method')}); leave"
-            " --quantize out"
-        )
-    if place.quantize != "none" and not place.own_int8:
-        fix = "pip install 'ladecli[quant]'"
-        _require(f"--quantize {place.quantize}", fix, "bitsandbytes", "accelerate")
+    if _packs(place):
+        option = f"--quantize {place.quantize}"
+        _require(option, "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
 
 
-def _check_adapter(name: str, place: Placement, given: Any, adapter: Adapter) -> None:
-    """Refuse weights that no adapter can be merged into; `given` says how they are quantised."""
-    if given is not None:
-        raise UsageError(
-            f"adapter {adapter.name} cannot be merged into {name}, which is quantised"
-            f" ({given.get('quant_method', 'unknown method')}); use the base in plain weights:"
-            f" lade chat BASE --adapter {adapter.name}"
-        )
-    if place.quantize != "none" and not place.own_int8:  # which comes after merging
-        raise UsageError(
-            f"--quantize {place.quantize} does not go with an adapter ({adapter.name}), which is"
-            " merged into plain weights; leave it out"
-        )
-    if place.split > 1:
-        raise UsageError(
-            f"--parallel-mode tensor does not go with an adapter ({adapter.name}), which is merged"
-            " into whole weights; use --parallel-mode lookahead or --device-map auto"
-        )
+def _packs(place: Placement) -> bool:
+    """Whether bitsandbytes is to pack the weights; our own 8 bits come after merging."""
+    return place.quantize != "none" and not place.own_int8
 
 
-def _check_ranks(place: Placement) -> None:
-    """Refuse what transformers does not do together with tensor parallelism."""
-    if place.quantize != "none":
-        raise UsageError(
-            f"--quantize {place.quantize} does not go with --parallel-mode tensor: bitsandbytes"
-            " cannot split its weights; use --device-map auto, or leave --quantize out"
-        )
-    _require("--parallel-mode tensor", "pip install accelerate", "accelerate")
-    if place.device.kind == "mps":
-        raise UsageError(
-            "transformers splits no model on Apple GPUs; use --parallel-mode lookahead"
-        )
-    if place.device.kind == "cpu" and present()[0].kind == "cuda":
-        raise UsageError(
+def _refusals(
+    name: str, place: Placement, config: Any, adapters: Sequence[Adapter]
+) -> Sequence[tuple[object, str]]:
+    """What does not go together: whether it is so, and the line that says it."""
+    given = getattr(config, "quantization_config", None)
+    method = given.get("quant_method", "unknown method") if given else None
+    quantizes, kind, split = place.quantize != "none", place.device.kind, place.split > 1
+    adapted = f"an adapter ({adapters[0].name})" if adapters else None
+    option = f"--quantize {place.quantize}"
+    return (
+        (
+            adapted and given,
+            f"{adapted} cannot be merged into {name}, which is quantised ({method}); use the base"
+            " in plain weights",
+        ),
+        (
+            adapted and _packs(place),
+            f"{option} does not go with {adapted}, which is merged into plain weights",
+        ),
+        (
+            adapted and split,
+            f"--parallel-mode tensor does not go with {adapted}, which is merged into whole"
+            " weights; use --parallel-mode lookahead or --device-map auto",
+        ),
+        (
+            split and quantizes,
+            f"{option} does not go with --parallel-mode tensor: bitsandbytes cannot split its"
+            " weights; use --device-map auto, or leave --quantize out",
+        ),
+        (
+            split and kind == "mps",
+            "transformers splits no model on Apple GPUs; use --parallel-mode lookahead",
+        ),
+        (
+            split and kind == "cpu" and present()[0].kind == "cuda",
             "transformers splits a model over the GPUs that it finds, so --device cpu does not go"
-            " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …"
-        )
+            " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …",
+        ),
+        (quantizes and given, f"{name} is quantised already ({method}); leave --quantize out"),
+    )
 
 
 def _require(option: str, fix: str, *packages: str) -> None:

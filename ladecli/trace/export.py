@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from ..options.answer import FileOptions
     from ..session.session import Session, Settings
 
-OPTIONS = {"trace": b'{"format":"lade-trace"', "svg": b"<svg", "html": b"<!DOCTYPE html>"}
-"""Those that name a file, with the beginning of one of theirs."""
+OPTIONS = ("trace", "svg", "html")
+"""Those that name a file."""
 COLUMNS = 88
 """Cells of a line in the SVG."""
 
 
 def check(request: FileOptions, answers: int = 1) -> None:
-    """Refuse files that cannot be written, or would replace each other, a file that is read, or
-    one of another kind.
+    """Refuse files that cannot be written, or would replace each other or a file that is read.
 
     Args:
         request: names them.
@@ -39,36 +38,21 @@ def check(request: FileOptions, answers: int = 1) -> None:
         UsageError: the message names the option and the fix.
     """
     written = [
-        (f"--{name}", path, OPTIONS[name])
+        (f"--{name}", path)
         for number in range(1, answers + 1)
         for name in OPTIONS
         if (path := _path(request, name, number))
     ]
     if request.pool_file:
-        written.append(("--pool-file", files.expanded(request.pool_file), b""))
+        written.append(("--pool-file", files.expanded(request.pool_file)))
     taken = {files.expanded(name).resolve(): each for name, each in request.read_files.items()}
-    for option, path, beginning in written:
+    for option, path in written:
         files.check(path, option)
         if files.is_device(path):
             continue
         first = taken.setdefault(path.resolve(), option)
         if first != option:
             raise UsageError(f"{first} and {option} are the same file, {path}; name another")
-        if beginning and _is_other(path, beginning):
-            raise UsageError(
-                f"{option} {path} would replace a file of another kind; name another, or delete it"
-                " first"
-            )
-
-
-def _is_other(path: Path, beginning: bytes) -> bool:
-    """Whether a file is there and begins differently, or cannot be read."""
-    try:
-        with path.open("rb") as file:
-            found = file.read(len(beginning))
-    except OSError:
-        return path.exists()
-    return bool(found) and found != beginning
 
 
 def _path(request: FileOptions, name: str, number: int) -> Path | None:

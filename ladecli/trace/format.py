@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from .. import files
-from ..decoder.events import Detail, PromptRead, Started, StepNarrowed
+from ..decoder.events import PromptRead, Started, StepNarrowed
 from ..errors import LadeError, UsageError, flaw
 from ..events import Ended, TextEvent, TextStep
 
@@ -40,7 +40,7 @@ class Header(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format: Literal["lade-trace"] = "lade-trace"
-    version: Literal[2, 3] = 3
+    version: Literal[3] = 3
     model: str
     prompt: str  # as text, the special tokens of a chat template included
     prompt_tokens: int
@@ -55,30 +55,17 @@ class Spellings:
     texts: dict[int, str]
 
 
-def _checked(step: TextStep) -> TextStep:
-    """Refuse indices and shapes that no step has: the inspector relies on them."""
-    detail = step.detail or Detail(0)
-    size, sources = len(detail.tree), [each.source or "" for each in step.pieces]
-    sound = {
-        "pieces": len(step.pieces) == len(step.token_ids) > 0,
-        "parents": size == len(detail.parents) == len(detail.sources)
-        and all(-1 <= parent < node for node, parent in enumerate(detail.parents)),
-        "accepted": all(
-            0 <= node < len(detail.parents) and detail.parents[node] == before
-            for before, node in zip((-1, *detail.accepted), detail.accepted, strict=False)
-        ),
-        "window": all(row and len(row) == len(detail.outputs) for row in detail.window),
-        "sources": all(map(str.isprintable, [*sources, *detail.sources])),
-    }
-    for name, fits in sound.items():
-        if not fits:
-            raise ValueError(f"{name} that no step has")
-    return step
-
-
 def _event(line: Any) -> Any:
     """The kind of event on a line; None without one."""
     return line.get("event") if isinstance(line, dict) else None
+
+
+def _checked(step: TextStep) -> TextStep:
+    """Refuse names of sources that could drive a terminal."""
+    sources = [each.source or "" for each in step.pieces]
+    if not all(map(str.isprintable, [*sources, *(step.detail.sources if step.detail else ())])):
+        raise ValueError("sources that no step has")
+    return step
 
 
 _NAMES: dict[type[TextEvent | Spellings], str] = {
@@ -160,9 +147,10 @@ class TraceWriter:
         Raises:
             LadeError: not all could be written.
         """
+        with contextlib.suppress(OSError):  # closing writes once more
+            self._file.close()
         if self._failure is not None:
             raise self._failed(self._failure)
-        self._file.close()
 
     def _write_spellings(self, step: TextStep) -> None:
         ids = list(step.token_ids)
@@ -189,8 +177,6 @@ class TraceWriter:
             self._file.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
-            with contextlib.suppress(OSError):  # closing writes once more
-                self._file.close()
             self._failure = error
 
     def _failed(self, error: OSError) -> LadeError:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
-import typer
+from prompt_toolkit.application import Application
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.layout import HSplit, Layout, Window
+from prompt_toolkit.layout.controls import FormattedTextControl
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType, RenderResult
-from rich.control import Control
-from rich.layout import Layout
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.rule import Rule
 from rich.text import Text
 from rich.tree import Tree
@@ -80,15 +81,11 @@ class StepView:
         about = [header.model, str(header.settings.get("strategy", ""))]
         if header.settings.get("window"):
             about.append(" ".join(f"{k}={header.settings.get(name)}" for k, name in sizes.items()))
-            about.append(self._sources())
+            about.append("+".join(map(str, header.settings.get("sources") or ())))
         # On one line, and without control characters.
         words = visible(" · ".join(filter(None, about))).replace("␣", " ")
         line = _line(f" step {self.number} of {len(self.trace.steps)} ", "reverse bold")
         return line.append(f" {words}", "dim")
-
-    def _sources(self) -> str:
-        sources = self.trace.header.settings.get("sources")
-        return "+".join(map(str, sources)) if isinstance(sources, list) else ""
 
     def _figures(self) -> Text:
         """What the step yielded and cost, and the whole answer so far."""
@@ -124,11 +121,7 @@ class StepView:
     def _window(self, detail: Detail) -> list[RenderableType]:
         """The rows of the lookahead window, and the outputs after its last row."""
         if not detail.window:
-            about = "none in this step"
-            lookahead = self.trace.header.settings.get("strategy") == "lookahead"
-            if lookahead and not any(s.detail and s.detail.window for s in self.trace.steps):
-                about = "none in this trace; record with --sources trajectory to see one"
-            return [_heading("window", about)]
+            return [_heading("window", "none in this step; --sources trajectory records one")]
         about = f"{counted(len(detail.outputs), 'column')}; "
         if detail.closed:
             about += "the outputs are the last row of the next step"
@@ -159,10 +152,6 @@ class StepView:
         about = "none in this step"
         if detail.tree:
             about = f"{len(detail.tree)} proposed, {len(accepted)} accepted ✓; → the model's own"
-        elif self._sources() == "trajectory":
-            about += ": no n-gram in the pool begins with this token"
-        elif self._sources():
-            about += ": none was likely enough to pay for a wider step"
         lines = {ROOT: _line(f"{self._word(detail.current)} ", "bold")}
         branches = {ROOT: Tree(lines[ROOT], guide_style="dim")}
         children = Counter(detail.parents)
@@ -197,49 +186,34 @@ def _heading(name: str, about: str) -> Rule:
 
 KEYS = " q leave · ← → step · PgUp PgDn ten steps · g G first, last"
 _MOVES = {
-    **dict.fromkeys(("\x1b[C", "\x1b[B", " ", "\r", "n", "j"), 1),
-    **dict.fromkeys(("\x1b[D", "\x1b[A", "\x7f", "p", "b", "k"), -1),
-    **{"\x1b[6~": 10, "\x1b[5~": -10, "g": -sys.maxsize, "G": sys.maxsize},
-    **{"\xe0M": 1, "\xe0P": 1, "\xe0K": -1, "\xe0H": -1, "\x08": -1, "\xe0Q": 10, "\xe0I": -10},
+    **dict.fromkeys(("right", "down", " ", "enter", "n", "j"), 1),
+    **dict.fromkeys(("left", "up", "backspace", "p", "b", "k"), -1),
+    **{"pagedown": 10, "pageup": -10, "g": -sys.maxsize, "G": sys.maxsize},
 }
-"""Steps to go, by the characters that a key sends; in the last row, on Windows."""
-_LEAVE = ("q", "\x1b", "\x04")
-_TELLS_SIZE = hasattr(signal, "SIGWINCH")
+"""Steps to go, by prompt-toolkit's names of keys."""
+_LEAVE = ("q", "escape", "c-c", "c-d")
 
 
 def browse(trace: Trace, console: Console) -> None:
     """Show the steps of a trace, one at a time on the whole screen, until the user leaves."""
-    number, key = 1, ""
-    with contextlib.suppress(EOFError, KeyboardInterrupt), console.screen() as screen:
-        while key not in _LEAVE:
-            number = min(max(number + _MOVES.get(key, 0), 1), len(trace.steps))
-            size, shown = console.size, Layout()
-            keys = Layout(Text(KEYS.ljust(size.width), "reverse", no_wrap=True), size=1)
-            shown.split_column(Layout(StepView(trace, number)), keys)
-            console.control(Control.home())
-            screen.update(shown)
-            key = _key_or_resize(console, size)
+    number, keys = 1, KeyBindings()
 
+    def shown() -> ANSI:
+        with console.capture() as capture:
+            console.print(StepView(trace, number))
+        return ANSI(capture.get())
 
-class _Resized(Exception):
-    """The terminal has another size."""
+    def move(steps: int, _: object) -> None:
+        nonlocal number
+        number = min(max(number + steps, 1), len(trace.steps))
 
-
-def _key_or_resize(console: Console, size: ConsoleDimensions) -> str:
-    """The characters of the next key; none once the terminal has another size than this, where
-    there is a signal for that."""
-
-    def resized(*_: object) -> None:
-        raise _Resized
-
-    with contextlib.suppress(_Resized):
-        before = signal.signal(signal.SIGWINCH, resized) if _TELLS_SIZE else None
-        try:
-            return typer.getchar() if console.size == size else ""
-        finally:
-            if _TELLS_SIZE:
-                signal.signal(signal.SIGWINCH, before)
-    return ""
+    for key, steps in _MOVES.items():
+        keys.add(key)(partial(move, steps))
+    for key in _LEAVE:
+        keys.add(key)(lambda event: event.app.exit())
+    step = Window(FormattedTextControl(shown))
+    known = Window(FormattedTextControl(KEYS), height=1, style="reverse")
+    Application[None](Layout(HSplit([step, known])), key_bindings=keys, full_screen=True).run()
 
 
 def _whole(piece: Piece) -> str:
