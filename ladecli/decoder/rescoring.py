@@ -150,14 +150,14 @@ class Rescorer:
 
 
 class _Padded(Strategy):
-    """Plain decoding in steps that are padded to a width."""
+    """Plain decoding in steps that are padded to a width, as far as memory suffices."""
 
     def __init__(self, width: int) -> None:
         self._width = width
 
     def propose(self, state: State, room: Room) -> Draft:
         """No candidates."""
-        return Draft(width=self._width)
+        return Draft(width=min(self._width, room.width))
 
 
 def _noise_between(scores: Sequence[Tensor], gaps: Sequence[float]) -> float:

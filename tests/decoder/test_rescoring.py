@@ -123,3 +123,11 @@ def test_without_memory_there_is_no_answer() -> None:
     assert rescorer.gap(prompt, len(prompt), (3, 4), 24, GREEDY) is None
     assert rescorer.probabilities(prompt, len(prompt), DRAWN) is None
     assert decoder.cache.length == 0
+
+
+def test_where_memory_does_not_suffice_forwards_are_narrower() -> None:
+    prompt, decoder = prompt_for("llama"), decoder_of("llama")
+    ran = run_out(decoder, lambda step: len(step.tokens) > 30)
+    gap = Rescorer(decoder).gap(prompt, len(prompt), (3, 4), 24, GREEDY)
+    assert gap is not None
+    assert (24 in ran, max(ran)) == (True, 24)
