@@ -26,6 +26,8 @@ from ladecli.decoder.model.release import apart
 resident = lambda: psutil.Process().memory_info().rss
 torch.ones(1 << 22).sum()
 with apart():
+    with apart():  # as a load within a load
+        pass
     blocks = [torch.ones(1 << 18) for _ in range(128)]
     full = resident()
     del blocks[::2]

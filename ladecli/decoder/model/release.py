@@ -19,6 +19,8 @@ SMALLEST_APART = 1 << 17
 LARGEST_IN_HEAP = 32 << 20
 """Of the blocks that it takes out of its heap once one of that size was freed."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_under_way: list[bool] = []
+"""Not empty while blocks are allocated apart."""
 
 
 class MappedFile(NamedTuple):
@@ -90,15 +92,17 @@ def apart() -> Iterator[None]:
 
     Once a weight was freed, glibc takes others out of its heap.  Those that are joined or packed
     leave holes there, and what steps allocate fills one hole after the other: a tenth of what
-    SmolLM2-135M held, in bfloat16 and in 8 bits.
+    SmolLM2-135M held, in bfloat16 and in 8 bits.  Within another one it changes nothing.
     """
-    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ or _under_way:
         yield
         return
+    _under_way.append(True)
     _set_threshold(SMALLEST_APART)
     try:
         yield
     finally:
+        _under_way.clear()
         # What steps allocate over and over would be mapped anew each time.
         _set_threshold(LARGEST_IN_HEAP)
 
