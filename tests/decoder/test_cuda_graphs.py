@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder import layout
 from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import KVCache
@@ -19,6 +20,8 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.attention.triton import triton_available
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.run.captured import CudaGraphs, Work
+from ladecli.decoder.run.runner import whole
+from ladecli.decoder.strategy import Draft
 
 from ..capturing import Again
 from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids
@@ -161,6 +164,15 @@ def test_a_width_that_cannot_be_captured_is_done_without(errors: list[Exception]
     assert decoder.runner.captures
     assert decoder.runner.graphs_made > 1
     assert len({*CAPTURED_WIDTHS[:6]} - {*decoder.runner.widths(24)}) == 1
+
+
+def test_where_no_width_can_be_captured_any_width_does() -> None:
+    decoder = fake_decoder(Oracle(counts), Again(*[ValueError("no")] * 99))
+    runner = decoder.runner
+    for width in runner.widths(24):
+        runner.start(layout.build([5], 0, Draft(width=width)), whole)()
+    assert runner.widths(24) == ()
+    assert len(runner.notices) == 1
 
 
 def triton_ops() -> Any:

@@ -29,6 +29,7 @@ from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS, Observation
 from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.drafting.tree_search import TreeSearch
+from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.step_cost import CostCurve, StepCost
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.strategy import State
@@ -352,6 +353,25 @@ def test_what_is_saved_is_bounded() -> None:
     assert len(saved["rows"]) >= SAVED_ROWS - ORDER
     assert numbers < 60_000
     assert reloaded(remembered).context.corpus.tokens[:-1] == text[-SAVED_TEXT:]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"text": [VOCABULARY]},
+        {"text": [-2]},
+        {"rows": [[4, [-1], [0.5]]]},
+        # Powers of these are no numbers, or too large.
+        {"rows": [[4, [1], [-0.5]]]},
+        {"rows": [[4, [1], [10**400]]]},
+        {"rows": [7]},
+        {"ngrams": [[1]]},
+    ],
+)
+def test_saved_drafts_are_checked(wrong: dict[str, Any]) -> None:
+    saved = DraftStore().to_dict()
+    with pytest.raises(DraftStateError, match="these are no saved drafts"):
+        DraftStore.from_dict(saved | wrong, VOCABULARY)
 
 
 def test_an_interrupted_update_is_noticed() -> None:

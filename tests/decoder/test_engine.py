@@ -339,6 +339,15 @@ def test_the_cache_belongs_to_the_newest_generation() -> None:
     assert cached_ids(decoder) == [*PROMPT, *expected][:-1]
 
 
+def test_a_text_that_begins_anew_does_not_hold_the_slots_of_a_longer_one() -> None:
+    decoder = scrambled()
+    run(decoder, PROMPT * (decoder.max_context // len(PROMPT) - 8))
+    most = decoder.cache.slots
+    decoder.forget(keep_memory=True)
+    run(decoder, PROMPT)
+    assert 0 < decoder.cache.slots < most
+
+
 @pytest.mark.parametrize("keep_memory", [False, True])
 def test_forgetting_drops_the_text_and_ends_what_is_under_way(keep_memory: bool) -> None:
     decoder = scrambled()

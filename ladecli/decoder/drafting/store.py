@@ -162,6 +162,8 @@ class DraftStore:
                 self.model.learn([text[start:index]], 1)
                 start = index + 1
         for end, tokens, probabilities in data["rows"]:
+            if not all(0.0 <= probability <= 1.0 for probability in probabilities):
+                raise ValueError(f"no probabilities: {probabilities}")
             row = dict(zip(_tokens(tokens, 0, vocabulary), map(float, probabilities), strict=True))
             self.model.recycle(text[end - ORDER : end], TokenTree(), [row])
         for ngram in data["ngrams"]:

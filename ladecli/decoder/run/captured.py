@@ -272,9 +272,8 @@ class CudaGraphs(Runner):
     def widths(self, limit: int) -> Sequence[int]:
         """See `Runner`."""
         widths = *(width for width in CAPTURED_WIDTHS if width < limit), limit
-        return [
-            each for each in widths if each == 1 or captured_width(each) not in self._uncaptured
-        ]
+        captured = {each for each in widths if captured_width(each) not in self._uncaptured}
+        return sorted({1, *captured}) if captured else ()
 
     @torch.inference_mode()
     def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:

@@ -94,8 +94,10 @@ class Executor:
         self._most_pending, self._widest = self.chunk, sys.maxsize
         self._invalidate_on_rope_change(len(state.tokens))
         if self.runner.device.type == "cpu":
-            # Slots that nobody writes to take no memory there.  Where it grows later, the old cache
-            # and the new one are there together.
+            # Slots that nobody writes to take no memory there; those of a longer text still do.
+            if not self.cache.length:
+                self.cache.release()
+            # Where it grows later, the old cache and the new one are there together.
             attempt(self.cache.reserve, min(state.end, 2 * len(state.tokens)))
 
     def prefill(self, state: State) -> Generator[PromptRead]:
@@ -192,7 +194,6 @@ class Executor:
 
         Returns:
             Tokens that a step may have then, as in `Room`; 0 where nothing smaller is left to try.
-
         """
         if short.memory and short.pending > short.width:
             self._most_pending = short.pending // 2
