@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import subprocess
@@ -98,12 +99,31 @@ def test_what_is_freed_leaves_no_holes() -> None:
     assert int(done.stdout) >= 48 * (1 << 20)
 
 
-def test_rows_of_an_embedding_stay_no_longer_than_their_step(tmp_path: Path) -> None:
-    path, numbers = tmp_path / "model.safetensors", torch.randn(4096, 256).bfloat16()
+def embedding_in(path: Path, numbers: torch.Tensor) -> HalfEmbedding:
+    """One whose rows are read of a file."""
     model = model_in(path, numbers)
     plain = nn.Embedding.from_pretrained(model.get_parameter("weight"))
-    embedding = HalfEmbedding(plain, mapped_files(model))
-    assert torch.equal(embedding(torch.arange(4096)), numbers.float())
-    assert in_memory(path) == 0
-    ids = torch.randint(0, 4096, (3, 50))
+    return HalfEmbedding(plain, mapped_files(model))
+
+
+def test_rows_of_an_embedding_stay_no_longer_than_to_the_next_prompt(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "model.safetensors", torch.randn(4096, 256).bfloat16()
+    embedding = embedding_in(path, numbers)
+    for ids in (torch.arange(4096), torch.arange(64)):
+        assert torch.equal(embedding(ids), numbers[ids].float())
+    assert in_memory(path) <= numbers.nbytes / 4
+
+
+def test_rows_are_those_of_the_file_whatever_takes_its_name(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "model.safetensors", torch.randn(4096, 256).bfloat16()
+    embedding, ids = embedding_in(path, numbers), torch.randint(0, 4096, (3, 50))
     assert torch.equal(embedding(ids), numbers[ids].float())
+    path.unlink()
+    save_file({"weight": numbers + 1}, path)
+    assert torch.equal(embedding(ids), numbers[ids].float())
+    # A file that was cut short under a name that stays ends a text, and not the process.
+    other = tmp_path / "other.safetensors"
+    embedding = embedding_in(other, numbers)
+    os.truncate(other, 4096)
+    with pytest.raises(OSError, match="cut short"):
+        embedding(ids)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
 from .cpu_formats import Form, Weight, rotated
-from .release import MappedFile, drop, mapped_files
+from .release import FileRows, MappedFile, drop, mapped_files
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -31,8 +31,6 @@ LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
 """Of a weight that is quantised: a head in float32 would be the largest thing in memory."""
-IDS_AT_ONCE = 64
-"""Of rows that are looked up in a file, each of which takes 64 KB of memory until it is dropped."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
 
@@ -157,7 +155,7 @@ class HalfEmbedding(nn.Module):
     Args:
         embedding: what it is made of.
         files: the mapped file that its weight is part of, if any.  It stays as it is: a text takes
-            few rows, and what is read of it for a step is given back.
+            few rows, and they are read out of it.
 
     Attributes:
         weight: [vocabulary, n]; no parameter, for these get other types.
@@ -171,16 +169,16 @@ class HalfEmbedding(nn.Module):
         self.kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
         # A part of a file that was written to would keep all of it.
         self.weight = weight if files else weight.to(self.kind, copy=True)
-        self._files = files
+        self._rows, self._files = FileRows.of(weight, files), files
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
-        found = []
-        for some in torch.split(ids.flatten(), IDS_AT_ONCE):
-            found.append(self.weight[some].to(self.kind).float())
+        read = self._rows
+        found = self.weight[ids] if read is None else read.read(ids.flatten())
+        if read is None:
             drop(self._files)
-        return torch.cat(found).view(*ids.shape, -1) * self.scale
+        return found.to(self.kind).float().view(*ids.shape, -1) * self.scale
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator
@@ -84,6 +85,48 @@ def give_back() -> None:
     """Give back what was freed, and what the C library keeps for itself."""
     with _c_library() as library:
         library.malloc_trim(0)
+
+
+class FileRows:
+    """Reads rows of a weight out of the file that holds them: read by way of the memory that the
+    file is mapped to, each row takes 64 KB of that, and longer.
+
+    Args:
+        weight: part of the file.
+        file: opened here, and open as long as this lives: another one may take its name.
+    """
+
+    def __init__(self, weight: Tensor, file: MappedFile) -> None:
+        self._path, self._number = file.path, os.open(file.path, os.O_RDONLY)
+        self._start = weight.data_ptr() - file.address
+        self._dtype, self._shape = weight.dtype, weight.shape
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # where it could not be opened
+            os.close(self._number)
+
+    def __deepcopy__(self, _memo: object) -> FileRows:
+        return self
+
+    @classmethod
+    def of(cls, weight: Tensor, files: Iterable[MappedFile]) -> FileRows | None:
+        """Of the file that a weight is part of, where its rows are found again there."""
+        ends = torch.tensor([0, len(weight) - 1])
+        for file in files:
+            with suppress(AttributeError, OSError):
+                rows = cls(weight, file)
+                if torch.equal(rows.read(ends).view(torch.uint8), weight[ends].view(torch.uint8)):
+                    return rows
+        return None
+
+    def read(self, ids: Tensor) -> Tensor:
+        """[T] -> [T, n]; OSError where the file was cut short meanwhile."""
+        size = self._shape[1] * self._dtype.itemsize
+        rows = [os.pread(self._number, size, self._start + size * row) for row in ids.tolist()]
+        if any(len(row) < size for row in rows):
+            raise OSError(errno.EIO, "the model's file was cut short", self._path)
+        data = bytearray(b"".join(rows))
+        return torch.frombuffer(data, dtype=self._dtype).view(len(rows), -1)
 
 
 @contextmanager
