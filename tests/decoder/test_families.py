@@ -35,6 +35,7 @@ from ladecli.decoder.run.ranks.executors import LookaheadParallel
 from ladecli.decoder.run.ranks.transport import DistributedTransport
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Strategy
 
 from ..decoding import PAPER, ids_of, reason_of, run, steps_of, transformers_ids
 from ..families import (
@@ -198,6 +199,23 @@ def test_they_end_there_inside_transformers_too() -> None:
     with pytest.warns(UserWarning, match="ends at the model's context of 140 tokens"):
         text = model.generate(ids, custom_generate=ladecli.lookahead, **settings)[0].tolist()
     assert text == prompt + transformers_ids(model, prompt, 7)
+
+
+def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
+    decoder, prompt = chained("lfm2"), prompt_for("lfm2")
+    expected = ids_of(run(decoder, prompt, limits=Limits(20)))
+    for count in (1, 2, 5, 9):
+        seen: list[int] = []
+
+        def stop(token: int, seen: list[int] = seen, count: int = count) -> bool:
+            seen.append(token)
+            if len(seen) == count:
+                raise KeyboardInterrupt
+            return False
+
+        with pytest.raises(KeyboardInterrupt):
+            list(decoder.generate(prompt, Strategy(), limits=Limits(20, should_stop=stop)))
+        assert ids_of(decoded(decoder, prompt, 20)) == expected
 
 
 @pytest.mark.parametrize("family", ["recurrent_gemma", "qwen3_next"])
