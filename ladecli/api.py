@@ -97,8 +97,12 @@ class Model:
         """
         request = _request(_AnswerRequest(seed=0), "stream", options)
         _check_prompt(prompt)
+        _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
+        _check("chat_template", chat_template, str | Path | None, "a name")
+        _check("template_args", template_args, Mapping | None, "a dict")
+        _texts("the names in template_args", [*(template_args or ())])
         session = self.session
-        for text in (draft_text,) if isinstance(draft_text, str) else draft_text:
+        for text in _texts("draft_text", draft_text):
             session.add_draft_text(text)
         template = None
         if not isinstance(prompt, str):
@@ -149,10 +153,24 @@ def _request(request: _Request, function: str, given: Mapping[str, Any]) -> _Req
             plain = value.item() if isinstance(value, np.generic) else value
             values[key] = known[key].typed(plain)
         except UsageError as error:
-            raise ArgumentError(str(error)) from None
+            raise ArgumentError(str(error).replace(known[key].name, key, 1)) from None
     request = replace(request, **values)
     request.check()
     return request
+
+
+def _check(name: str, value: object, kind: Any, wanted: str) -> None:
+    """Refuse a value that is not of a kind, or of one of several."""
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{name} must be {wanted}, not {value!r:.60}")
+
+
+def _texts(name: str, given: object) -> list[str]:
+    """The texts of an argument that may be one, or several."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(each, str) for each in texts):
+        raise ArgumentError(f"{name} must be a text, or a list of texts; not {given!r:.60}")
+    return [*texts]
 
 
 def _check_prompt(prompt: object) -> None:
@@ -170,7 +188,14 @@ def _check_prompt(prompt: object) -> None:
 
 def _has_content(message: Mapping[str, Any]) -> bool:
     """Whether a message has a text or typed parts, or calls tools."""
-    return "tool_calls" in message or isinstance(message.get("content"), str | list | tuple)
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return isinstance(content, str) or "tool_calls" in message
+    return all(
+        isinstance(part, Mapping)
+        and (part.get("type") != "text" or isinstance(part.get("text"), str))
+        for part in content
+    )
 
 
 def load(name: str | Path = "demo", **options: Any) -> Model:

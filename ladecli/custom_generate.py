@@ -110,7 +110,7 @@ class CustomGenerate:
         dropped = lade_dropped or {}
         asked = {"assistant_model": assistant_model, "synced_gpus": dropped.get("synced_gpus")}
         facts = model_facts(model.config)
-        _refuse(input_ids, generation_config, model_kwargs | asked)
+        _refuse(model, input_ids, generation_config, model_kwargs | asked)
         streamer = dropped.get("streamer")  # which has the prompt already
         known = _known(model)
         if known.make_forward is None:
@@ -273,7 +273,7 @@ _ALLOWED_KWARGS = frozenset(
 )
 
 
-def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
+def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Say clearly what this does not do."""
     what = None
     mask = model_kwargs.get("attention_mask")
@@ -282,7 +282,10 @@ def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> Non
     others = [k for k, v in further if v is not None and v is not False and v != {}]
     if asked := asking(config, REFUSED):
         name = asked[0]
-        what = f"{name}={getattr(config, name)!r}; pass {name}={REFUSED[name]!r}"
+        value = getattr(config, name)
+        own = getattr(model.generation_config, name, None) == value
+        whose = " of the model's generation config" if own else ""
+        what = f"{name}={value!r}{whose}; pass {name}={REFUSED[name]!r}"
     elif others:
         what = f"{others[0]}; it decodes from input_ids alone"
     elif input_ids.shape[0] != 1:

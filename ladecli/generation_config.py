@@ -9,12 +9,18 @@ docs/models.md names them, and a test finds those that a version of transformers
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    WatermarkingConfig,
+)
 
 from .decoder.config import SamplingConfig
 from .decoder.errors import ConfigError
@@ -33,9 +39,11 @@ PROCESSORS = (
     *("remove_invalid_values", "renormalize_logits", "watermarking_config"),
 )
 """Fields that transformers makes a logits processor of."""
+ENDS = ("max_length", "max_new_tokens", "stop_strings")
+"""Fields that end a text, beside `eos_token_id`."""
 OTHER_WAYS: dict[str, Any] = {
     "num_beams": 1,
-    "penalty_alpha": None,  # contrastive search
+    "penalty_alpha": 0,  # contrastive search
     "dola_layers": None,
     "constraints": None,
     "force_words_ids": None,
@@ -50,6 +58,76 @@ REFUSED = {
     "return_dict_in_generate": False,
 }
 """What a call of `generate` must not ask for; it heals prompts and looks at the clock itself."""
+
+
+class AsStated(GenerationConfig):  # type: ignore[misc]
+    """A generation config with any values: transformers refuses a model for some, of whatever
+    field.  See `leave_out`."""
+
+    def __init__(self, **fields: Any) -> None:
+        watermarking = fields.pop("watermarking_config", None)
+        super().__init__(**fields)
+        self.watermarking_config = watermarking
+        if isinstance(watermarking, dict):
+            with contextlib.suppress(TypeError, ValueError):
+                self.watermarking_config = WatermarkingConfig.from_dict(watermarking)
+
+    def validate(self, *_: Any, **__: Any) -> None:
+        """Take all of it."""
+
+
+def leave_out(config: AsStated, model_config: Any, vocabulary: int) -> list[str]:
+    """Take values that make no sense out of a generation config, as `generate` fails with them;
+    returns them.  Those of a `SamplingConfig` stay; see `stated`.
+
+    Args:
+        config: as a file has it, which may be edited by hand.
+        model_config: of transformers.
+        vocabulary: number of token ids.
+    """
+    maker, found = GenerationMixin(), []
+    maker.config = model_config
+    for name in (*ENDS, *PROCESSORS):
+        value = getattr(config, name, None)
+        if value is None:
+            continue
+        end = name in ENDS
+        if not (_is_end(name, value) if end else _works(maker, config, name, vocabulary)):
+            found.append(f"{name} {value!r}")
+            setattr(config, name, None)
+    stops = _listed(config.eos_token_id)
+    if not all(_is_token(each, vocabulary) for each in stops):
+        found.append(f"eos_token_id {config.eos_token_id!r}")
+    return found
+
+
+def _is_end(name: str, value: object) -> bool:
+    """Whether a value of a field of `ENDS` is of its kind: a length, or strings."""
+    if name == "stop_strings":
+        return all(isinstance(each, str) and each for each in _listed(value))
+    return type(value) is int and value > 0
+
+
+def _works(maker: GenerationMixin, config: AsStated, name: str, vocabulary: int) -> bool:
+    """Whether a logits processor can be made of one field, and used."""
+    ids, scores = torch.zeros((1, 2), dtype=torch.long), torch.zeros((1, vocabulary))
+    try:
+        alone = _config_of(config, [name], SamplingConfig(temperature=1.0))
+        alone.eos_token_id = [0]
+        for processor in _processors(maker, alone, ids, 3):
+            processor(ids, scores)  # most of them look at their values when they are used
+    except Exception:  # they raise anything
+        return False
+    return True
+
+
+def _listed(value: Any) -> list[Any]:
+    """Several values, one, or none."""
+    return list(value) if isinstance(value, list | tuple) else [value] * (value is not None)
+
+
+def _is_token(value: object, vocabulary: int) -> bool:
+    return type(value) is int and 0 <= value < vocabulary
 
 
 def asking(config: Any, others: Mapping[str, Any]) -> list[str]:
@@ -172,16 +250,14 @@ class AnswerDefaults:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends a text: those of the generation config, or the tokenizer's."""
-        stated, own = self.config.eos_token_id, self.tokenizer.eos_token_id
-        named = stated if isinstance(stated, list | tuple) else [stated]
-        ids = {each for each in named if each in range(self.vocabulary)}
+        stated, own = _listed(self.config.eos_token_id), self.tokenizer.eos_token_id
+        ids = {each for each in stated if _is_token(each, self.vocabulary)}
         return frozenset(ids or (() if own is None else (own,)))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The strings that end a text."""
-        given = self.config.stop_strings or ()
-        return (given,) if isinstance(given, str) else tuple(given)
+        return tuple(_listed(self.config.stop_strings))
 
     def length_limit(self, prompt: int) -> int | None:
         """The most new tokens after a prompt of this many; None where there is no limit for it."""

@@ -28,7 +28,7 @@ from .decoder.model.release import apart
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
 from .errors import LoadError
-from .generation_config import AnswerDefaults
+from .generation_config import AnswerDefaults, AsStated, leave_out
 from .options.model import ModelOptions, PlacementOptions
 from .specs import adapters, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
@@ -193,22 +193,20 @@ def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int], list
     """The tokenizer of a model that is here, the ids that its configs name as end tokens, and what
     of its generation config is not applied."""
     tokenizer = _tokenizer(planned)
-    defaults = AnswerDefaults(_stated(planned), tokenizer, planned.spec.vocabulary)
-    return tokenizer, defaults.stop_ids, defaults.ignored
+    stated, wrong = _stated(planned)
+    defaults = AnswerDefaults(stated, tokenizer, planned.spec.vocabulary)
+    return tokenizer, defaults.stop_ids, defaults.ignored + wrong
 
 
-def _stated(planned: PlannedModel) -> Any:
-    """A model's generation config: of its file, or of its configuration.
-
-    Raises:
-        LoadError: transformers refuses a value.
-    """
-    hub_options, read = planned.hub_options, GenerationConfig.from_pretrained
+def _stated(planned: PlannedModel) -> tuple[AsStated, list[str]]:
+    """A model's generation config, of its file or of its configuration, and what was left out."""
+    hub_options, config = planned.hub_options, None
     with _loading(planned.parts.base, planned.options, False, "its generation config"):
         if "gguf_file" not in hub_options:
             with contextlib.suppress(OSError):  # there is no such file
-                return read(planned.source, **hub_options)
-        return GenerationConfig.from_model_config(planned.config)
+                config = AsStated.from_pretrained(planned.source, **hub_options)
+        config = config or AsStated.from_model_config(planned.config)
+        return config, leave_out(config, planned.config, planned.spec.vocabulary)
 
 
 def load(
@@ -293,7 +291,10 @@ def _read_model(
             raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
         if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
             model.to(device.torch_name)
-        model.generation_config = _stated(planned)
+        model.generation_config, wrong = _stated(planned)
+        if wrong:
+            names = ", ".join(wrong)
+            notices.append(f"left out of the generation config, as it makes no sense: {names}")
         for adapter in planned.parts.adapters:
             model = _merged(model, adapter, name)
         if planned.placement.own_int8:

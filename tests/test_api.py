@@ -20,6 +20,7 @@ from .profiles.makers import tuned
 pytestmark = pytest.mark.slow
 
 DEMO = Path(ladecli.__file__).with_name("demo")
+HI = {"role": "user", "content": "hi"}
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +75,19 @@ def test_stop_strings(demo: Model) -> None:
         ("def ", {"strategy": "x"}, ladecli.ConfigError, "unknown strategy 'x'"),
         ("def ", {"top_p": 2.0}, ladecli.ConfigError, r"top-p must be in \(0, 1\], not 2.0"),
         ("def ", {"max_new_tokens": 0}, ladecli.UsageError, "max-new-tokens must be at least 1"),
-        ("def ", {"max_new_tokens": "3"}, TypeError, "max-new-tokens must be a whole number"),
+        ("def ", {"max_new_tokens": "3"}, TypeError, "max_new_tokens must be a whole number"),
         ("def ", {"stop": ["a", None]}, TypeError, "stop must be a list of texts, not "),
         ("def ", {"temperature": "hot"}, TypeError, "temperature must be a number, not 'hot'"),
         ("def ", {"seed": 1.5}, TypeError, "seed must be a whole number, not 1.5"),
-        ("def ", {"ignore_eos": "no"}, TypeError, "ignore-eos must be true or false, not 'no'"),
+        ("def ", {"ignore_eos": "no"}, TypeError, "ignore_eos must be true or false, not 'no'"),
         ("def ", {"foo": 1}, TypeError, r"stream\(\) has no option 'foo'"),
+        ("def ", {"draft_text": 5}, TypeError, "draft_text must be a text"),
+        ("def ", {"lookahead": {"window": 2}}, TypeError, "lookahead must be a LookaheadConfig"),
+        ([HI], {"chat_template": 5}, TypeError, "chat_template must be a name, not 5"),
+        ([HI], {"template_args": [1]}, TypeError, "template_args must be a dict"),
+        ([HI], {"template_args": {1: 2}}, TypeError, "the names in template_args must be a text"),
+        ([{"role": "user", "content": ["hi"]}], {}, TypeError, "; item 1 is "),
+        ([{"role": "user", "content": [{"type": "text"}]}], {}, TypeError, "; item 1 is "),
         (3, {}, TypeError, "a prompt is a text, or a list of messages"),
         ([1, 2], {}, TypeError, "; item 1 is 1"),
         ([{"role": "user"}], {}, TypeError, "; item 1 is "),

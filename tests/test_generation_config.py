@@ -17,7 +17,7 @@ import ladecli
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.rescoring import Rescorer
 from ladecli.events import Ended, TextEvent
-from ladecli.generation_config import OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
+from ladecli.generation_config import ENDS, OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
 from ladecli.session.session import Session, Settings
 
 from .decoding import text_ids
@@ -96,11 +96,12 @@ def test_every_field_of_transformers_has_a_meaning() -> None:
     known = {name for given in CONFIGS for name in given}
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
     told = {*re.findall(r"`(\w+)`", page.partition("## The generation config")[2])}
-    acted_on = {*SAMPLING, *PROCESSORS, *ENDING, *OTHER_WAYS, *REFUSED}
+    acted_on = {*SAMPLING, *PROCESSORS, *ENDS, *OTHER_WAYS, *REFUSED}
     public = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     assert public | acted_on <= told
     assert {*SAMPLING, *PROCESSORS} <= known
     assert OTHER_WAYS.keys() | REFUSED.keys() == OTHER.keys()
+    assert {"eos_token_id", *ENDS} == ENDING.keys()
 
 
 OTHER: dict[str, Any] = {
@@ -129,7 +130,7 @@ def test_another_way_to_decode_is_named_and_refused(
     assert all(name in line for line in told)
     if name not in REFUSED:
         return
-    with pytest.raises(ValueError, match=f"{name}=.*; pass"):
+    with pytest.raises(ValueError, match=f"{name}=.* of the model's generation config; pass"):
         generate(session, custom_generate=ladecli.lookahead)
 
 
@@ -282,16 +283,25 @@ def test_a_folder_is_decoded_as_generate_decodes_it(
 
 
 def test_values_that_make_no_sense(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    """Of how tokens are chosen they are left out; others are refused as transformers does."""
-    change = stating("generation_config.json", do_sample=True, top_k=-1, num_beams=3)
+    """Files are edited by hand; `generate` refuses or fails with most of them."""
+    sampling = {"do_sample": True, "top_k": -1, "num_beams": 3}
+    wrong = {"max_new_tokens": "many", "max_length": -1, "stop_strings": [5], "bad_words_ids": []}
+    wrong |= {"min_new_tokens": "5", "no_repeat_ngram_size": "3", "typical_p": -1.0}
+    wrong |= {"watermarking_config": {"bad": 1}, "eos_token_id": [0, 10**9]}
+    silent = {"cache_implementation": "bogus", "early_stopping": 5, "compile_config": {}}
+    change = stating("generation_config.json", **sampling, **wrong, **silent)
     folder = copied(model_folder, tmp_path / "copy", change)
+    result = lade("generate", folder, "-p", "the", "-n", "8", "--ignore-eos", "--json")
+    assert len(result.json()["token_ids"]) == 8
     told = "not applied, though the model's generation config has it: num_beams, top_k -1"
-    assert told in lade("generate", folder, "-p", "the", "-n", "8").err
+    assert told in result.err
+    (line,) = [line for line in result.err.splitlines() if "makes no sense" in line]
     said = lade("doctor", folder).out
     assert "not applied: num_beams, top_k -1" in said
-    stating("generation_config.json", max_new_tokens=-1)(Path(folder))
-    refused = lade("generate", folder, "-p", "the").refused(1)
-    assert "its generation config cannot be loaded: `max_new_tokens` must be greater" in refused
+    for name, value in wrong.items():
+        assert f"{name} {value!r}" in line
+        assert f"{name} " in said
+    assert not any(name in line + said for name in silent)
 
 
 def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:
