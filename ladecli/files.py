@@ -113,13 +113,14 @@ def decode(data: bytes, name: str) -> str:
     encoding = "utf-8-sig"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
-    elif b"\0" in data:
-        raise UsageError(f"{name} is binary (a zero byte); give a text file in UTF-8")
     try:
-        text = data.decode(encoding)
+        # A binary file need not be UTF-8 either, and UTF-32 begins as UTF-16 does.
+        text = data.decode(encoding) if encoding == "utf-16" or b"\0" not in data else "\0"
     except UnicodeDecodeError as error:
         kind = encoding.removesuffix("-sig").upper()
         raise UsageError(f"{name} is not {kind} (byte {error.start}); {CONVERT}") from None
+    if "\0" in text:
+        raise UsageError(f"{name} is binary (a zero byte); give a text file in UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -253,6 +253,11 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
             ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
             model(input_ids=ids, use_cache=False)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise LoadError(
+                f"{name} leaves no memory on {label} to compute with; take a smaller model, or"
+                " free some memory"
+            ) from error
         why, weights = reason_of(error), planned.spec.weights
         how = f"over {ranks} ranks" if ranks > 1 else f"in {weights} on {label}"
         fix = "try another --quantize, or leave it out"

@@ -235,6 +235,7 @@ def test_colors_on_demand(lade: Any, model_folder: str, monkeypatch: pytest.Monk
 def files(folder: Path) -> None:
     """Prompt files that cannot be used, and one that can."""
     (folder / "binary").write_bytes(b"\x7fELF\0\1\2")
+    (folder / "wide").write_bytes("cut".encode("utf-32"))
     (folder / "latin").write_bytes("caf\u00e9".encode("latin-1"))
     (folder / "odd").write_bytes("cut".encode("utf-16")[:-1])
     (folder / "empty").write_text("\n")
@@ -252,11 +253,13 @@ MISTAKES = {
     "generate -f no/such.txt": "there is no prompt file no/such.txt",
     "generate -f folder": "is a folder; name a file in it",
     "generate -f binary": "is binary (a zero byte)",
+    "generate -f wide": "is binary (a zero byte)",
     "generate -f latin": "is not UTF-8 (byte 3)",
     "generate -f odd": "is not UTF-16 (byte",
     "generate -f empty": "is empty",
     "generate -f rows.jsonl": "line 2: prompt: input should be a valid string, not 3",
     "generate -f none.jsonl": "has no prompts",
+    f"{A} --parallel-mode tensor": "does nothing without --parallel K",
     f"{A} -W 0": "window must be at least 1, not 0",
     f"{A} -W many": "window must be a whole number, not 'many'",
     f"{A} --stop ''": "stop needs a text",

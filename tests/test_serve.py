@@ -369,7 +369,8 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"guided_choice": ["yes", "no"]}, "guided_choice", "not supported"),
         ({"continue_final_message": True}, "continue_final_message", "only false"),
         ({"temperature": "hot"}, "temperature", "a valid number, not 'hot'"),
-        ({"temperature": -1}, None, "temperature must be"),
+        ({"temperature": -1}, "temperature", "temperature must be"),
+        ({"top_k": -1}, "top_k", "top_k must be"),
         ({"top_p": 1e400}, "top_p", "a finite number"),
         ({"max_tokens": 0}, "max_tokens", "equal to 1"),
         ({"stop": 5}, "stop", "a text, or a list"),
@@ -382,7 +383,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"messages": [HI | {"content": [{"type": "image_url"}]}]}, "messages", "image_url"),
         ({"messages": [HI | {"content": None}]}, "messages", "text, or a list of parts"),
         ({"messages": [HI | CALLS]}, "messages", "tool_calls: it is not supported"),
-        ({"chat_template_kwargs": {"tokenize": False}}, None, "tokenize is no"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is no"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

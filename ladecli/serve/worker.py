@@ -277,7 +277,13 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
     wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
-    return Refused(400 if wrong_input else 500, one_line(describe_error(error)))
+    message = one_line(describe_error(error))
+    # Such a message begins with the option's name.
+    flag, _, fault = message.partition(" ")
+    field = {"template-arg": "chat_template_kwargs"}.get(flag, flag.replace("-", "_"))
+    if wrong_input and field in ChatWanted.model_fields:
+        return Refused(400, f"{field} {fault}", field)
+    return Refused(400 if wrong_input else 500, message)
 
 
 def _totals(tally: Tally, settings: Settings) -> dict[str, Any]:

@@ -54,8 +54,11 @@ def find_place(options: RankedOptions) -> Place:
     if place.size > 1 and options.device_map is not None:
         raise UsageError(
             f"--device-map {options.device_map} spreads one model over all devices, which"
-            f" {place.size} ranks cannot share; use --parallel-mode tensor instead"
+            f" {place.size} ranks cannot share; leave it out, and --parallel-mode tensor splits it"
         )
+    typed = options.origins.get("parallel_mode", "").startswith("flag")
+    if place.size == 1 and wanted is None and typed and options.parallel_mode == "tensor":
+        raise UsageError("--parallel-mode tensor does nothing without --parallel K")
     return place
 
 

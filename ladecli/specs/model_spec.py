@@ -71,9 +71,7 @@ def spec_of(
     heads = getattr(text, "num_attention_heads", None) or 1  # a recurrent model has none
     rank = getattr(text, "kv_lora_rank", None)
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None)
-    # Any file may hold any key: what counts is whether the family reads it.
-    grouped = hasattr(type(text)(), "num_key_value_heads")
-    kv_heads = (text.num_key_value_heads if grouped else None) or heads
+    kv_heads = _key_heads(text, heads)
     latent = rank + text.qk_rope_head_dim if rank else None
     configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
     widths = [getattr(each, "head_dim", None) or text.hidden_size // heads for each in configs]
@@ -95,6 +93,16 @@ def spec_of(
         latent=latent,
         cached=float(_cached(text, [latent or 2 * kv_heads * width for width in widths])),
     )
+
+
+def _key_heads(text: Any, heads: int) -> int:
+    """Heads of keys and values."""
+    # Any file may hold any key: what counts is whether the family reads it.
+    if hasattr(type(text)(), "num_key_value_heads"):
+        return text.num_key_value_heads or heads
+    if getattr(text, "new_decoder_architecture", False):  # Falcon's
+        return int(text.num_kv_heads)
+    return 1 if getattr(text, "multi_query", False) else heads
 
 
 def _cached(text: Any, sizes: Sequence[int]) -> int:
