@@ -280,7 +280,9 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, 
     caches = [model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None]
     further = ((k, v) for k, v in model_kwargs.items() if k not in _ALLOWED_KWARGS)
     others = [k for k, v in further if v is not None and v is not False and v != {}]
-    if asked := asking(config, REFUSED):
+    if config is None:
+        what = "a call without a generation config; call it through model.generate"
+    elif asked := asking(config, REFUSED):
         name = asked[0]
         value = getattr(config, name)
         own = getattr(model.generation_config, name, None) == value

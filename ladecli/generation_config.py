@@ -132,8 +132,10 @@ def _is_token(value: object, vocabulary: int) -> bool:
 
 def asking(config: Any, others: Mapping[str, Any]) -> list[str]:
     """The fields of a generation config that ask for one of other ways to decode."""
-    given = ((name, getattr(config, name, None), off) for name, off in others.items())
-    return [name for name, value, off in given if value is not None and value != off]
+    given = {name: getattr(config, name, None) for name in others}
+    found = [name for name, value in given.items() if value not in (None, others[name])]
+    # Where it samples, `generate` does not look at that one.
+    return [name for name in found if name != "penalty_alpha" or not config.do_sample]
 
 
 def stated(config: Any) -> tuple[dict[str, Any], list[str]]:

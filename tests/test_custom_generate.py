@@ -193,6 +193,8 @@ def other_data(layer: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "layer": lambda layer: layer.register_forward_hook(scale),
+    "attention": lambda layer: layer.self_attn.register_forward_hook(scale),
+    "norm": lambda layer: layer.input_layernorm.register_forward_hook(scale),
     "mlp": lambda layer: layer.mlp.register_forward_hook(scale),
     "linear": lambda layer: layer.mlp.up_proj.register_forward_hook(scale),
     "input": lambda layer: layer.mlp.register_forward_pre_hook(lambda _, x: (2.0 * x[0],)),
@@ -348,3 +350,5 @@ def test_inputs_beside_the_ids_of_one_text_are_refused() -> None:
             ask_for(torch.tensor([[1, 2]]), **{name: torch.zeros(1)})
     with pytest.raises(ValueError, match="a batch of 2 prompts"):
         ask_for(torch.tensor([[1, 2], [3, 4]]))
+    with pytest.raises(ValueError, match="call it through"):
+        ask_for(torch.tensor([[1, 2]]), generation_config=None)

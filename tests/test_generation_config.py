@@ -157,6 +157,12 @@ def test_fields_that_change_no_text(name: str, session: Session, generating: Any
     assert new_ids(session, **options) == plain
 
 
+def test_contrastive_search_is_none_where_it_samples(session: Session, generating: Any) -> None:
+    generating(penalty_alpha=0.6, do_sample=True)
+    assert not [line for line in session.notices if "not applied" in line]
+    assert generate(session, custom_generate=ladecli.lookahead).shape[1] > 0
+
+
 ENDING: dict[str, Any] = {
     "eos_token_id": 112,
     "stop_strings": "\x00",  # see the test
