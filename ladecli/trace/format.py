@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from .. import files
-from ..decoder.events import PromptRead, Started, StepNarrowed
+from ..decoder.events import Detail, PromptRead, Started, StepNarrowed
 from ..errors import LadeError, UsageError, flaw
 from ..events import Ended, TextEvent, TextStep
 
@@ -61,10 +61,23 @@ def _event(line: Any) -> Any:
 
 
 def _checked(step: TextStep) -> TextStep:
-    """Refuse names of sources that could drive a terminal."""
-    sources = [each.source or "" for each in step.pieces]
-    if not all(map(str.isprintable, [*sources, *(step.detail.sources if step.detail else ())])):
-        raise ValueError("sources that no step has")
+    """Refuse indices and shapes that no step has: the inspector relies on them."""
+    detail = step.detail or Detail(0)
+    size, sources = len(detail.tree), [each.source or "" for each in step.pieces]
+    sound = {
+        "pieces": len(step.pieces) == len(step.token_ids) > 0,
+        "parents": size == len(detail.parents) == len(detail.sources)
+        and all(-1 <= parent < node for node, parent in enumerate(detail.parents)),
+        "accepted": all(
+            0 <= node < len(detail.parents) and detail.parents[node] == before
+            for before, node in zip((-1, *detail.accepted), detail.accepted, strict=False)
+        ),
+        "window": all(row and len(row) == len(detail.outputs) for row in detail.window),
+        "sources": all(map(str.isprintable, [*sources, *detail.sources])),
+    }
+    for name, fits in sound.items():
+        if not fits:
+            raise ValueError(f"{name} that no step has")
     return step
 
 

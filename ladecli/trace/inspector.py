@@ -81,7 +81,8 @@ class StepView:
         about = [header.model, str(header.settings.get("strategy", ""))]
         if header.settings.get("window"):
             about.append(" ".join(f"{k}={header.settings.get(name)}" for k, name in sizes.items()))
-            about.append("+".join(map(str, header.settings.get("sources") or ())))
+            sources = header.settings.get("sources")
+            about.append("+".join(map(str, sources)) if isinstance(sources, list) else "")
         # On one line, and without control characters.
         words = visible(" · ".join(filter(None, about))).replace("␣", " ")
         line = _line(f" step {self.number} of {len(self.trace.steps)} ", "reverse bold")

@@ -36,12 +36,7 @@ def run(request: ReplayRequest) -> int:
     terminal = Terminal(request.color)
     if trace.cut:
         terminal.say(f"the trace {path} has no end: the program was stopped while it recorded")
-    if not request.step:
-        return _play(trace, terminal, speed)
-    try:
-        return _inspect(trace, terminal)
-    except (LookupError, TypeError, ValueError):  # parts of a step do not fit together
-        raise UsageError(f"the trace {path} is damaged; record it again") from None
+    return _inspect(trace, terminal) if request.step else _play(trace, terminal, speed)
 
 
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
