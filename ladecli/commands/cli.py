@@ -30,6 +30,19 @@ _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""
 _WITH_A_BROKEN_FILE = ("config init", "config path")
 """Commands that mend a config file."""
+_HERE = {
+    "run": "lade chat MODEL, or lade generate MODEL for one answer",
+    **dict.fromkeys(("list", "ls"), "lade models"),
+    "show": "lade doctor MODEL",
+    **dict.fromkeys(("pull", "download"), "nothing: a model is downloaded where it is first used"),
+    **dict.fromkeys(("-m", "--model"), "MODEL without a flag, right after the command"),
+    **dict.fromkeys(("-p", "--prompt"), "lade generate --prompt TEXT, or lade chat MODEL MESSAGE"),
+    "--temp": "--temperature",
+    **dict.fromkeys(("--max-tokens", "--n-predict", "--num-predict"), "--max-new-tokens"),
+    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx"), "--max-context"),
+    "--repeat-penalty": "--repetition-penalty",
+}
+"""By what ollama, llm, mlx-lm and llama-cli call it, what there is for it here."""
 
 
 class _Commands(TyperGroup):
@@ -48,6 +61,8 @@ class _Commands(TyperGroup):
         name, rest = args[0], args[1:]
         if (two := " ".join(args[:2])) in COMMANDS:
             name, rest = two, args[2:]
+        if name in _HERE:
+            raise UsageError(f"No such command {name!r}; here it is {_HERE[name]}")
         if name not in COMMANDS:
             return super().resolve_command(ctx, args)  # which refuses it
         from . import config
@@ -269,19 +284,24 @@ def _refused(error: Any) -> str:
     """What the parser refuses in a command line, and the fix."""
     from pydantic import ValidationError
 
-    wrong, where = error.__cause__, error.ctx
-    parameter = getattr(error, "param", None)
-    if isinstance(wrong, ValidationError) and parameter is not None:
+    wrong, where = error.__cause__, getattr(error, "ctx", None)
+    parameter, flag = getattr(error, "param", None), getattr(error, "option_name", None)
+    if hasattr(error, "possibilities") and flag in _HERE:
+        return f"No such option: {flag}; here it is {_HERE[flag]}"
+    if isinstance(wrong, ValidationError) and where is not None and parameter is not None:
         option = options_of(request_of(where.info_name))[parameter.name]
         origin = _origins(where).get(option.key, "")
         name = origin if origin.startswith(PREFIX) else option.name
         return f"{name} must be {option.described}, not {wrong.errors()[0]['input']!r}"
     message = error.format_message().rstrip(".")
-    return message and f"{message} (see {where.command_path} --help)"
+    if not message:
+        return ""  # a call without arguments has shown the help
+    # Of a flag without its value the parser does not say which command's it is.
+    return f"{message} (see {where.command_path if where else 'lade'} --help)"
 
 
 def _failed(message: str, code: int) -> int:
-    # A call without arguments has shown the help, and has no message; one rank reports for all.
+    # One rank reports for all, and a call without arguments has no message.
     place = read_torchrun()
     if message and (place is None or place.rank == 0):
         # File names and templates occur in messages, and must not drive the terminal.

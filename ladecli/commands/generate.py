@@ -92,6 +92,10 @@ def _row(number: int, prompt: str, where: str) -> Row:
     """A text as a row; `where` it is from, for messages."""
     if not prompt.strip():
         raise UsageError(f"{where} is empty; give some text to continue")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:  # an argument in another encoding
+        raise UsageError(f"{where} is not UTF-8; check the terminal's encoding") from None
     return Row(str(number), "all", (prompt,))
 
 
