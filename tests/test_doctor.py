@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ladecli.options.declare import config_path
+from ladecli.profiles import races
 from ladecli.specs import device, hub
 from ladecli.specs.device import Device
 
@@ -88,6 +89,14 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     use_devices(monkeypatch, unknown, CPU, capability="7.5")
     found = checked()
     assert "lade tune" in found["profile"][0]["fix"]
+
+
+def test_forms_of_products(checked: Any) -> None:
+    assert "products" not in checked()
+    times = {"rows": 2.0, "packed": 1.0}
+    races.write(CPU, {"float32 8x8 1": times, "float32 8x8 4": times, "int8 8x8 1": {"rows": 1.0}})
+    value = "fastest forms of weights, as raced here: packed (2)"
+    assert checked()["products"][0]["value"] == value
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")
