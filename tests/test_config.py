@@ -161,6 +161,7 @@ def test_mistakes_in_the_file(text: str | None, message: str, refused: Any) -> N
 
 def test_variables_that_do_nothing_are_named(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hints = {"SOURCE": "did you mean LADE_SOURCES?", "ZZZZ": "it sets no option"}
+    hints["STOP"] = "set it in the config file"
     for name in hints:
         monkeypatch.setenv(f"LADE_{name}", "x")
     told = lade("profiles").err
@@ -221,8 +222,9 @@ def test_init_keeps_what_is_there(lade: Any) -> None:
     assert lade("config", "path").out == f"{path}\n"
     assert "has an unknown key 'windw'" in lade("config", "show").refused()
     assert f"there is a config file {path}; --force" in lade("config", "init").refused()
-    assert "the old one is config.toml.bak now" in lade("config", "init", "--force").err
-    assert path.with_name("config.toml.bak").read_text(encoding="utf-8") == "windw = 1\n"
+    for name, old in (("config.toml.bak", "windw = 1\n"), ("config.toml.bak1", template())):
+        assert f"the old one is {name} now" in lade("config", "init", "--force").err
+        assert path.with_name(name).read_text(encoding="utf-8") == old
     assert path.read_text(encoding="utf-8") == template()
 
 

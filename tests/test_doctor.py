@@ -91,6 +91,19 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     assert "lade tune" in found["profile"][0]["fix"]
 
 
+def test_what_commands_refuse_of_what_holds_without_flags(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_path().parent.mkdir(parents=True)
+    config_path().write_text("top-p = 7", encoding="utf-8")
+    (found,) = problems(checked())
+    assert found["value"].startswith("top-p must be in (0, 1], not 7.0 (top-p in the config file")
+    config_path().unlink()
+    monkeypatch.setenv("LADE_TEMPERATURE", "hot")
+    (found,) = problems(checked())
+    assert found["value"] == "LADE_TEMPERATURE must be a number, not 'hot'"
+
+
 def test_forms_of_products(checked: Any) -> None:
     assert "products" not in checked()
     times = {"rows": 2.0, "packed": 1.0}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
@@ -125,13 +128,15 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
     if not given:
         return []
-    known = [setting.variable for setting, _ in lasting().values() if setting.variable]
+    known = {PREFIX + key.upper(): setting.variable for key, (setting, _) in lasting().items()}
     lines = []
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            near = difflib.get_close_matches(name, filter(None, known.values()), n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}?" if near else "it sets no option"
             lines.append(f"{name} is set and does nothing: {hint}")
+        elif not known[name]:  # a list
+            lines.append(f"{name} is set and does nothing: set it in the config file")
     return lines
 
 
@@ -149,22 +154,29 @@ def run_init(request: InitRequest) -> int:
         LadeError: it cannot be written.
     """
     target = config_path()
-    exists = target.exists()
-    if exists and not request.force:
+    if target.exists() and not request.force:
         raise UsageError(
             f"there is a config file {target}; --force writes a new one, and keeps a copy"
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        kept = _kept(target) if target.exists() else None
     except OSError as error:
         reason = error.strerror or error
         raise LadeError(f"the config file {target} cannot be written: {reason}") from error
-    if exists:
-        kept = target.replace(target.with_name(f"{target.name}.bak"))
-        Terminal().say(f"the old one is {kept.name} now, in the same folder")
     files.write(target, template(), "config init")
+    if kept is not None:
+        Terminal().say(f"the old one is {kept.name} now, in the same folder")
     print(target)
     return 0
+
+
+def _kept(path: Path) -> Path:
+    """A copy of the file, under a name that no earlier copy has."""
+    names = (f"{path.name}.bak{number or ''}" for number in itertools.count())
+    copy = next(each for each in map(path.with_name, names) if not each.exists())
+    shutil.copy2(path, copy)
+    return copy
 
 
 def template() -> str:

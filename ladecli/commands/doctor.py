@@ -29,6 +29,7 @@ from ..specs.memory import format_bytes
 from ..view import screen
 from ..view.screen import NOTE, OK, PROBLEM, WARNING, Finding
 from ..view.terminal import Terminal
+from . import cli
 
 if TYPE_CHECKING:
     from ..models import PlannedModel
@@ -201,8 +202,14 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
 
 
 def config_file(_request: DoctorRequest) -> Iterator[Finding]:
-    """The config file; what is wrong in it ends every command."""
+    """The config file.
+
+    Raises:
+        Error: a command refuses what holds without flags; a file that cannot be read ends doctor.
+    """
     path = config_path()
+    for standing in cli.standing().values():
+        standing.check()
     if path.exists():
         yield Finding("config file", str(path))
     else:
