@@ -15,6 +15,7 @@ from ladecli.options import COMMANDS, request_of
 from ladecli.options.answer import ChatRequest, GenerateRequest
 from ladecli.options.declare import CONFIG_FILE
 from ladecli.options.drafting import DraftOptions
+from ladecli.repl.settings import change
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -97,3 +98,10 @@ def test_options_that_do_nothing_or_more_than_they_say(
     # A config file's are meant for lookahead.
     kept = DraftOptions(**given, origins=dict.fromkeys(given, CONFIG_FILE))
     assert kept.strategy == "lookahead" or kept.side_effects(TUNED) == []
+
+
+def test_variables_of_a_template_are_set_one_after_the_other() -> None:
+    request = ChatRequest()
+    for text in ("a=1", "b=2", "a=3"):
+        request = change(request, "template-arg", text)
+    assert request.template_arg == ["b=2", "a=3"]

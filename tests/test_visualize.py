@@ -14,7 +14,14 @@ from ladecli.decoder.events import Started
 from ladecli.errors import LadeError, printable
 from ladecli.events import Ended, PromptRead, TextEvent, TextStep
 from ladecli.metrics import Tally, total
-from ladecli.visualize import SOURCE_STYLES, Writer, statistics_line, status_line, together
+from ladecli.visualize import (
+    SOURCE_STYLES,
+    Writer,
+    remarks,
+    statistics_line,
+    status_line,
+    together,
+)
 
 from .recording import step
 
@@ -268,3 +275,9 @@ def test_sources_can_be_told_apart(who: str) -> None:
     luminance = linear[:-1] @ TO_XYZ[1]
     assert (luminance.min() + 0.05) / 0.05 > 3, "legible on black"
     assert (luminance.max() + 0.05) / 0.05 < 21 / 3, "legible on white"
+
+
+def test_an_empty_answer_is_told() -> None:
+    tally = Tally()
+    tally.add(Ended("eos"))
+    assert remarks(tally, 9) == ["the answer is empty"]
