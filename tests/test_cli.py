@@ -292,6 +292,7 @@ MISTAKES = {
     "bench --prompts mtbench": "use builtin, mt-bench,",
     "bench --report x.pdf": ".html, .md or .json",
     "bench --report nowhere/x.md": "nowhere",
+    "bench --prompts q.json --report ./q.json": "--prompts and --report are the same file",
     f"{SWEEP} ''": "W, N, G, budget, sources, context once",
     f"{SWEEP} W": "--sweep 'W': ",
     f"{SWEEP} W=": "--sweep 'W=': ",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files, suites
-from ..errors import INTERRUPTED, LadeError, counted
+from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
@@ -50,6 +50,8 @@ def run(request: BenchRequest) -> int:
     paths = list(map(files.expanded, request.report or []))
     for path in paths:
         report.check(path)
+        if path.resolve() == files.expanded(request.prompts).resolve():
+            raise UsageError(f"--prompts and --report are the same file, {path}; name another")
     terminal = Terminal(request.color, request.quiet)
     prompts = None
     if "context" not in swept:

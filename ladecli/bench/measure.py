@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count, product
 
-from ..errors import describe_error
+from ..errors import LadeError, describe_error
 from ..session.text import Part
 from ..specs.device import Device, peak_memory, watch_peak
 from .result import Failure, Run, Skipped, TimeSpent
@@ -63,9 +63,7 @@ class Measurement:
             began = time.perf_counter()
             rounds = product(range(1, repeats + 1), tasks)
             for number, (repeat, task) in enumerate(rounds):
-                # Another order in each round, the same in every benchmark.
-                order = random.Random(number).sample(self._runners, len(self._runners))
-                self._round(task, repeat, order)
+                self._round(task, repeat, self._order(number))
         except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:
@@ -96,6 +94,17 @@ class Measurement:
                 runner.answer(prompt, enough)
             if self._cancelled():
                 raise Stopped
+
+    def _order(self, number: int) -> list[MethodRunner]:
+        """The order of a round: Williams' (1949), shuffled, the same in every benchmark.
+
+        Of as many rounds as there are methods each is once at every place, after changing ones.
+        """
+        count = len(self._runners)
+        block, shift = divmod(number, count)
+        order = random.Random(block).sample(self._runners, count)
+        places = (at // 2 if at % 2 == 0 else -(at // 2) - 1 for at in range(count))
+        return [order[(place + shift) % count] for place in places]
 
     def _round(self, task: BenchTask, repeat: int, order: Sequence[MethodRunner]) -> None:
         """One task for all methods, in an order."""
@@ -149,7 +158,10 @@ class Measurement:
                 runner.begin()
                 task.hold(answer)
                 if runner.built == built:
-                    break
+                    return
+            if runner.method.foreign:
+                done.clear()
+                raise LadeError("torch compiles something anew in every answer of transformers")
         finally:
             for run, answered in done:
                 self.runs.append(run)

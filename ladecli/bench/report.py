@@ -15,12 +15,16 @@ from ..view.screen import NONE, Column, Table
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
-from .statistics import MIN_ROWS, Figures, Interval, figures_of, speedup
+from .statistics import MIN_ROWS, Figures, Interval, drift, figures_of, speedup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 OPTION = "--report"
+ENOUGH = 8
+"""Prompts from which on an interval can be trusted whatever their distribution."""
+UNSTEADY = 0.05
+"""Relative change from the first repeat to the last that a reader must know."""
 _LABELS = {
     PLAIN: "plain decoding",
     STOCK: "transformers' generate",
@@ -115,8 +119,15 @@ def _caveats(result: Result) -> Iterator[str]:
         yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
     elif rows < MIN_ROWS:
         yield f"A speed-up needs {MIN_ROWS} prompts with answers of several steps; here: {rows}."
+    elif rows < ENOUGH:
+        yield f"{rows} prompts are few: the intervals may be too narrow."
     if asked.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."
+    if abs(change := drift(result)) > UNSTEADY:
+        yield (
+            f"The machine was not steady: from the first repeat to the last, times changed by"
+            f" {change:+.0%}.  Methods took turns, so it affects all alike."
+        )
     if asked.sampled and any(each.foreign for each in result.methods):
         yield "transformers draws other random numbers: its answers were not compared."
 

@@ -133,6 +133,18 @@ def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
     return found
 
 
+def drift(result: Result) -> float:
+    """Relative time per token by which the last repeat was slower than the first; 0 if unknown.
+
+    The median over methods and rows.
+    """
+    by_row = (_by_row(result.runs_of(method.name)).values() for method in result.methods)
+    repeats = [each for rows in by_row for each in rows if len(each) > 1]
+    rates = [(ratio(*each[min(each)]), ratio(*each[max(each)])) for each in repeats]
+    changes = [first / last - 1.0 for first, last in rates if first and last]
+    return statistics.median(changes) if changes else 0.0
+
+
 def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
     """Answers equal to the baseline's, and answers compared: those to the same prompts.
 

@@ -38,7 +38,7 @@ class StockRunner:
     Of the model's generation config it takes what our own strategies take: all that ends a
     text, logits processors, and the repetition penalty by way of the settings.
 
-    `room` is the length of the static cache, for prompt and answer.
+    `room` is the estimated length of the static cache, for prompt and answer.
     """
 
     def __init__(self, method: Method, session: Session, settings: Settings, room: int = 0) -> None:
@@ -49,14 +49,16 @@ class StockRunner:
         # anew for another address.
         self._cache: StaticCache | None = None
         if method.strategy == STOCK_COMPILED:
-            self._room = max(room, 2 * WARM_UP_TOKENS)
-            config = session.stock_model.config
-            self._cache = StaticCache(config=config, max_cache_len=self._room)
+            self._make_cache(max(room, 2 * WARM_UP_TOKENS))
+
+    def _make_cache(self, length: int) -> None:
+        self._room = length
+        self._cache = StaticCache(config=self._session.stock_model.config, max_cache_len=length)
 
     @property
     def built(self) -> int:
-        """Steps compiled so far."""
-        return compilations()
+        """Steps compiled so far: a text that is longer than any before it needs another."""
+        return compilations() if self._cache is not None else 0
 
     def begin(self) -> None:
         """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
@@ -94,6 +96,8 @@ class StockRunner:
         config = _config(self._session, length, settings, self._lookup)
         given: dict[str, Any] = {}
         if self._cache is not None:
+            if (needed := length + config.max_new_tokens) > self._room:
+                self._make_cache(needed + needed // 4)  # others may be a little longer still
             self._cache.reset()
             given = {GENERATE_CACHE: self._cache, "compile_config": compile_config()}
         stops = self._session.stops(settings)

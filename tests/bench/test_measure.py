@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from itertools import permutations
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from ladecli.bench.measure import TRIES, Measurement
-from ladecli.bench.result import Method
+from ladecli.bench.result import STOCK_COMPILED, Method
 from ladecli.bench.runners import Answer
 from ladecli.errors import LadeError
 from ladecli.session.text import Part
@@ -71,8 +72,14 @@ def test_methods_take_turns_in_changing_order() -> None:
         assert all(len({run.row for run in each}) == 1 for each in rounds)
         return [tuple(run.method for run in each) for each in rounds]
 
-    assert orders() == orders()
-    assert {*orders()} == {*permutations("abc")}
+    found = orders()
+    assert found == orders()
+    for at in zip(*found, strict=True):
+        assert [at.count(name) for name in "abc"] == [8, 8, 8], "one is favoured at a place"
+    after = Counter(pair for each in found for pair in pairwise(each))
+    assert len(after) == 6
+    assert max(after.values()) <= 10, "one method follows another too often"
+    assert found[:12] != found[12:]
 
 
 @pytest.mark.parametrize(("captures", "tries"), [(0, 1), (2, 2), (4, 3), (99, TRIES)])
@@ -84,6 +91,14 @@ def test_a_conversation_in_which_a_step_was_captured_is_held_again(
     assert [run.turn for run in runs] == [1, 2]
     # Cold each time, and once more to warm up.
     assert (runner.begun, runner.asked) == (1 + tries, 1 + 2 * tries)
+
+
+def test_a_baseline_that_is_compiled_in_every_answer_has_no_figures() -> None:
+    measured = measure([FakeRunner("a"), FakeRunner(STOCK_COMPILED, captures=99)])
+    assert {run.method for run in measured.runs} == {"a"}
+    (failure,) = measured.failures
+    assert failure.method == STOCK_COMPILED
+    assert "compiles something anew" in failure.error
 
 
 def test_a_failure_costs_one_row_of_one_method() -> None:

@@ -60,6 +60,16 @@ def contexts() -> Result:
     return dataclasses.replace(made, conditions=asked)
 
 
+def slower_at_the_end() -> Result:
+    """The last of three repeats took a fifth longer."""
+
+    def change(each: Run) -> dict[str, object]:
+        factor = 1.2 if each.repeat == 3 else 1.0
+        return {"step_seconds": tuple(factor * s for s in each.step_seconds)}
+
+    return with_runs(result(), change)
+
+
 RESULTS = {
     "plain": result(),
     "contexts": contexts(),
@@ -100,6 +110,8 @@ def test_answers_that_differ_are_in_the_headline() -> None:
         (result(reference=None), "no baseline"),
         (result(rows=2), "A speed-up needs 3 prompts"),
         (with_runs(result(), lambda _: ONE_STEP), "A speed-up needs 3 prompts"),
+        (result(rows=4), "too narrow"),
+        (slower_at_the_end(), "not steady: from the first repeat to the last, times changed by +2"),
         (result(failures=(Failure("jacobi", "row-1", "KeyError"),)), "Failed: jacobi"),
     ],
 )

@@ -30,9 +30,11 @@ def own(session: Session, prompt: list[int], settings: Settings) -> list[int]:
     return text_ids(session.stream(prompt, settings))
 
 
-def runner(session: Session, settings: Settings = ON, strategy: str = STOCK) -> StockRunner:
+def runner(
+    session: Session, settings: Settings = ON, strategy: str = STOCK, room: int = 80
+) -> StockRunner:
     """A method, its steps compiled already where it has such."""
-    found = StockRunner(Method(strategy, strategy), session, settings, room=80)
+    found = StockRunner(Method(strategy, strategy), session, settings, room)
     if strategy == STOCK_COMPILED:
         found.prepare(session.encode("def f"), lambda: False)
     return found
@@ -137,3 +139,15 @@ def test_compiled_steps_give_the_same_text_and_are_compiled_once(
     finally:
         torch._dynamo.reset()
         del session.stock_model._compiled_call
+
+
+def test_a_text_that_is_longer_than_expected_gets_a_longer_cache(
+    session: Session, compiler: Compiler
+) -> None:
+    compiled, prompt = runner(session, ON, STOCK_COMPILED, 40), session.encode("a " * 20)
+    compilations = []
+    # 10 tokens and 30 just fit; 50 are too many, and 52 are not any more.
+    for length in (10, 20, 22, 10):
+        assert answered(compiled, prompt[:length]).ids == own(session, prompt[:length], ON)
+        compilations.append(compiler.count)
+    assert compilations == [1, 2, 2, 2]
