@@ -17,8 +17,9 @@ from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.strategy import Room, State
 from ladecli.files import toml
-from ladecli.profiles import races, user
+from ladecli.profiles import Choice, races, user
 from ladecli.specs.device import detect
+from ladecli.tune import source_of
 from ladecli.tune.measure import CURRENT, PLAIN, Curve, Outcome, Tuner, make_candidates, setting_of
 
 from .families import saved
@@ -186,6 +187,16 @@ def test_it_ends_in_time(seconds: float, plain: float) -> None:
     decoder = FakeDecoder(*cost, noise=0.2)
     found_by(decoder, seconds, plain)
     assert decoder.now < 1.15 * seconds
+
+
+def test_settings_that_are_kept_twice_are_told_with_their_first_origin() -> None:
+    def choice(profile: str, origin: str) -> Choice:
+        return Choice(profile, CONFIG, {"window": origin}, CONFIG, "published")
+
+    first = source_of(choice("cpu", "measured: a processor"))
+    assert first == "cpu, measured: a processor"
+    kept = f"measured: 1.01× plain decoding with the settings of profile {first}; by lade tune, now"
+    assert source_of(choice("tuned-here", kept)) == first
 
 
 # The command.

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
     from ..decoder.config import LookaheadConfig
     from ..options.commands import TuneRequest
+    from ..profiles import Choice
     from ..session.session import Session
     from .measure import Curve, Outcome
 
 SCHEMA = 1
+_KEPT, _BY = "with the settings of profile ", "; by lade tune"
+"""Before and after the origin of settings that are kept."""
 CURVE_SHARE, MOST = 0.25, 0.93
 """Shares of the time: for what steps cost, and for that and the search together."""
 ROOM = 64
@@ -44,7 +47,7 @@ class Report:
 
     model: str
     key: Tuned  # what the profile holds for
-    before: str  # the profile that was in use
+    before: str  # the profile that was in use, and the origin of its settings
     curve: Curve
     outcome: Outcome
     setting: LookaheadConfig  # the one to use
@@ -143,11 +146,19 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
             versions=user.versions_here(),
             date=datetime.date.today().isoformat(),
         ),
-        before=choice.profile,
+        before=source_of(choice),
         curve=curve,
         outcome=outcome,
         setting=setting_of(outcome.best, curve.cost),
         seconds=time.perf_counter() - began,
+    )
+
+
+def source_of(choice: Choice) -> str:
+    """The profile in use and the origin of its settings, told on where an earlier call kept them:
+    that call's profile is the one to be replaced."""
+    return choice.origin.partition(_KEPT)[2].rpartition(_BY)[0] or (
+        f"{choice.profile}, {choice.origin}"
     )
 
 
@@ -156,8 +167,8 @@ def profile_of(report: Report) -> Profile:
     key, outcome = report.key, report.outcome
     how = f"{outcome.best.speed:.2f}× plain decoding"
     if outcome.kept:
-        how += f" with the settings of profile {report.before};"
-    origin = f"measured: {how} by lade tune, {key.date}, {key.device}, {key.packages}"
+        how += f" {_KEPT}{report.before}"
+    origin = f"measured: {how}{_BY}, {key.date}, {key.device}, {key.packages}"
     return Profile(
         name=user.name_for(key),
         description=f"tuned for {user.short(key.parameters)} parameters in {key.weights}",

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 WIDTHS = (1, 8, 32, 2, 16, 64, 4, 24, 48, 96, 128)
 """In the order of being measured: a slow model has no time for the last of them."""
 CONTEXTS = (128, 1024, 4096, 16384)
-VISIT = 2
-"""Steps of one width in a row; the first one, which finds the caches of another, does not count."""
+VISIT, LONG = 4, 0.1
+"""Steps of one width in a row, and seconds after which two must do; the first one, which finds the
+caches of another, does not count."""
 MIN_WIDTHS = 3
 """Fewer make no curve."""
 ROOM = 128
@@ -165,8 +166,11 @@ class Tuner:
         name = "lookahead" if width > 1 else "autoregressive"
         strategy = make_strategy(name, config, self._drafts[width])
         events = self._decoder.generate(text, strategy)
-        made = islice((event for event in events if isinstance(event, Step)), 2 * VISIT + 1)
-        seconds = list(islice((s.seconds for s in made if s.width == width), VISIT))
+        seconds: list[float] = []
+        for step in islice((event for event in events if isinstance(event, Step)), 2 * VISIT + 1):
+            seconds += [step.seconds] if step.width == width else []
+            if len(seconds) >= (VISIT if sum(seconds) < LONG else 2):
+                break
         events.close()
         return seconds
 
