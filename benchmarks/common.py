@@ -9,12 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -48,20 +45,6 @@ def print_head(*names: str) -> None:
     """The head of a Markdown table."""
     print_row(*names)
     print("|---" * len(names) + "|")
-
-
-def spread(values: Sequence[float]) -> str:
-    """Median with the quartiles around it."""
-    if len(values) < 2:
-        return f"{values[0]:.2f}"
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def conditions() -> str:
-    """What the figures depend on."""
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-    return f"{libraries}, Python {platform.python_version()}, 1 thread, float32, CPU"
 
 
 class Report:
