@@ -16,6 +16,7 @@ from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.strategy import Room, State
+from ladecli.errors import LadeError
 from ladecli.files import toml
 from ladecli.profiles import Choice, races, user
 from ladecli.specs.device import detect
@@ -187,6 +188,11 @@ def test_it_ends_in_time(seconds: float, plain: float) -> None:
     decoder = FakeDecoder(*cost, noise=0.2)
     found_by(decoder, seconds, plain)
     assert decoder.now < 1.15 * seconds
+
+
+def test_without_any_answer_time_is_not_blamed() -> None:
+    with pytest.raises(LadeError, match="no prompt is answered in 8 tokens or more"):
+        found_by(FakeDecoder(lambda w, n, _: 4e-3, widest=0))
 
 
 def test_settings_that_are_kept_twice_are_told_with_their_first_origin() -> None:

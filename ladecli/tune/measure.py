@@ -200,7 +200,8 @@ class Tuner:
         new = int(min(max(tokens / MANY_PROMPTS, MIN_NEW), MAX_NEW))
         count = int(max(tokens / (2 * new), MIN_PROMPTS))
         answered = (p for p in prompts if self._decode(None, p, MIN_ANSWER)[0] >= MIN_ANSWER)
-        chosen = list(islice(answered, count))
+        if not (chosen := list(islice(answered, count))):
+            raise LadeError(f"no prompt is answered in {MIN_ANSWER} tokens or more; give --prompts")
         round_end = self._now() + ROUND * seconds
         for number in cycle(range(len(chosen))):
             began = self._now()
