@@ -21,7 +21,17 @@ from ladecli.files import toml
 from ladecli.profiles import Choice, races, user
 from ladecli.specs.device import detect
 from ladecli.tune import source_of
-from ladecli.tune.measure import CURRENT, PLAIN, Curve, Outcome, Tuner, make_candidates, setting_of
+from ladecli.tune.measure import (
+    CURRENT,
+    PLAIN,
+    Candidate,
+    Curve,
+    Outcome,
+    Tuner,
+    best_of,
+    make_candidates,
+    setting_of,
+)
 
 from .families import saved
 
@@ -188,6 +198,13 @@ def test_it_ends_in_time(seconds: float, plain: float) -> None:
     decoder = FakeDecoder(*cost, noise=0.2)
     found_by(decoder, seconds, plain)
     assert decoder.now < 1.15 * seconds
+
+
+@pytest.mark.parametrize(("gains", "best"), [((0.3, 0.1, -0.1), CURRENT), ((0.3, 0.28, 0.31), "x")])
+def test_what_may_be_chance_replaces_nothing(gains: tuple[float, ...], best: str) -> None:
+    faster = Candidate("x", CONFIG, {number: [gain] for number, gain in enumerate(gains)})
+    current = Candidate(CURRENT, CONFIG, {0: [0.0], 1: [0.01], 2: [0.02]})
+    assert best_of([faster, current]).name == best
 
 
 def test_without_any_answer_time_is_not_blamed() -> None:
