@@ -6,14 +6,16 @@ closes its connections, and the others notice at once.  NCCL carries the sums of
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pickle
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from itertools import chain
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -36,7 +38,8 @@ class DistributedTransport:
     """Ranks that are processes; `connect` comes first.
 
     Calls of torch that wait for other ranks are made in a thread, so that Ctrl-C is handled
-    meanwhile; one that it breaks off is finished before the next begins.
+    meanwhile; one that it breaks off is finished before the next begins.  Only `SimpleQueue` lies
+    between the threads: Ctrl-C in a future's wait can leave its lock taken, and the thread waiting.
 
     Args:
         rank, size: this rank's number, and how many there are.
@@ -61,7 +64,7 @@ class DistributedTransport:
         self._meeting = meeting
         self._failure = failure
         self._group: dist.ProcessGroup | None = None
-        self._thread = ThreadPoolExecutor(1)
+        self._calls: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]]] = SimpleQueue()
 
     def connect(self, device: str = "cpu", *, split: bool = False) -> None:
         """Wait for all ranks, and connect with them.
@@ -90,6 +93,7 @@ class DistributedTransport:
 
         if gpu:
             torch.cuda.set_device(device)
+        threading.Thread(target=self._make_calls, daemon=True).start()
         self._wait(connect)
 
     def gather(self, mine: Any) -> list[Any]:
@@ -149,14 +153,38 @@ class DistributedTransport:
         """What `call` returns, which waits for other ranks."""
         if self.lost is not None:
             raise self.lost
-        future = self._thread.submit(call)
-        while not wait([future], _POLL).done:
+        answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+        self._calls.put((call, answers))
+        while (answer := _next(answers)) is None:
             if self._failure is not None and (reason := self._failure()):
                 raise self.lose(reason)
-        try:
-            return future.result()
-        except RuntimeError as error:
+        found, error = answer
+        if isinstance(error, RuntimeError):
             raise self.explain() or self.lose(f"{self.other} ended") from error
+        if error is not None:
+            raise error
+        return cast("T", found)
+
+    def _make_calls(self) -> None:
+        """Make one call after the other, as long as the process lives."""
+        while True:
+            call, answers = self._calls.get()
+            answers.put(_outcome(call))
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What a call returns, or raises."""
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
+
+def _next(queue: SimpleQueue[T]) -> T | None:
+    """What comes within `_POLL` seconds."""
+    with contextlib.suppress(Empty):
+        return queue.get(timeout=_POLL)
+    return None
 
 
 def weights_digest(model: nn.Module) -> str:
