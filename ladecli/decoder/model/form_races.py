@@ -193,10 +193,11 @@ def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
 def usual(dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]) -> tuple[str, str]:
     """Which of some forms are usually fastest, for a single row and for more."""
     plain = "columns" if shape[0] > shape[1] else "rows"
-    one, more = (["packed", "halves"],) * 2
+    one = more = ["packed", "halves"]
     if dtype == torch.float32:
         one, more = ["halves", plain], ["halves", "packed", plain]
-    first, second = (
-        next(form for form in (*best, *forms) if form in forms) for best in (one, more)
-    )
-    return first, second
+
+    def first(best: Sequence[str]) -> str:
+        return next(form for form in (*best, *forms) if form in forms)
+
+    return first(one), first(more)
