@@ -245,7 +245,6 @@ def files(folder: Path) -> None:
 
 
 A = "generate -p a"
-PLAN, ON_7B = "plan --gpu a100", "plan --gpu a100 --model-size 7b"
 SWEEP = "bench demo --sweep"
 MISTAKES = {
     "generate -p ''": "--prompt is empty",
@@ -312,18 +311,6 @@ MISTAKES = {
     "tune --seconds 0": "seconds must be finite and above 0, not 0",
     "tune --seconds inf": "seconds must be finite and above 0, not inf",
     "tune --prompts nowhere.jsonl": "there is no prompt file nowhere.jsonl; check the path",
-    f"{PLAN} --gpus 0": "gpus must be from 1 to 1024, not 0",
-    f"{PLAN} --budget 1": "use 2 or more",
-    f"{PLAN} --gpus 6 --nodes 4": "--gpus-per-node",
-    "plan --gpu banana": "unknown GPU 'banana'; --gpu takes a100, a100-80gb,",
-    "plan --gpu 'A100 MIG 1g.5gb'": "unknown GPU",
-    "plan": "no GPU is here to plan for; name one by --gpu",
-    f"{PLAN} --model-size 9b": "unknown model size '9b'; known: 0.5b, 1b,",
-    f"{PLAN} --link token": "unknown link 'token'; use nvlink, pcie, infiniband,",
-    f"{PLAN} --link nan": "unknown link 'nan'",
-    f"{PLAN} --nodes 2 --link 300,25,1": "unknown link '1'",
-    f"{PLAN} --model-size 70b --gpus 2": "llama-2-70b needs",
-    f"{ON_7B} --gpus 1 --context 100000": "100,000 tokens of context",
     "profiles show moon --model no/such/model": "unknown profile 'moon'; known profiles: a100, ",
     "profiles show --device cuda": "no CUDA device: ",
 }

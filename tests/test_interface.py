@@ -34,7 +34,6 @@ OPTIONS = {
     "bench compare": "fail-on-slower json",
     "verify": f"{SHARED} prompts limit chi-square json",
     "tune": "seconds prompts dry-run json dtype device quantize",
-    "plan": "gpus gpu gpus-per-node nodes link model-size dtype quantize budget context json",
     "profiles": "json",
     "profiles show": "model json",
     "models": "json",

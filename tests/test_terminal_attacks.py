@@ -119,7 +119,6 @@ ERRORS: list[tuple[str, ...]] = [
     ("bench", "compare", NAME, NAME),
     ("bench", "--prompts", NAME),
     ("profiles", "show", NAME),
-    ("plan", "--gpu", NAME),
     (NAME,),
 ]
 

@@ -14,9 +14,8 @@ from ..decoder.config import LookaheadConfig
 from ..profiles import Choice, Profile, user
 from ..profiles.schema import VALUES
 from ..session import setup as decode_setup
-from ..specs import catalogue
 from ..specs import device as machine
-from ..specs.memory import format_bytes
+from ..specs.memory import ModelSpec, format_bytes, smaller_forms
 from ..view import screen
 from ..view.screen import Column, Table
 from ..view.terminal import Terminal
@@ -30,6 +29,8 @@ SCHEMA = 3
 """Version of the JSON objects."""
 WIDTHS, CONTEXT = (16, 32, 64), 1024
 """Steps whose cost is shown, in tokens, and tokens of text before them."""
+USUAL = "llama-2-7b"
+"""The model whose settings are shown when no model is named."""
 
 
 def run_list(request: ListRequest) -> int:
@@ -138,8 +139,18 @@ def _find(
             profile = usual or _measured(device, "bfloat16")
             notices += [] if usual else [profiles.unknown(device)]
         dtype = profile.hardware.half if profile.hardware else "float32"
-        name, spec = catalogue.find_model(catalogue.USUAL_SIZE, dtype, request.quantize)
-        return profile, profiles.choose(profile, spec), f"{name} in {spec.weights}", notices
+        spec = _usual_spec(dtype, request.quantize)
+        return profile, profiles.choose(profile, spec), f"{USUAL} in {spec.weights}", notices
+
+
+def _usual_spec(dtype: str, quantize: str) -> ModelSpec:
+    """Return the shape of the usual model."""
+    parameters = 6.74e9
+    weight_bytes = parameters * (4 if dtype == "float32" else 2)
+    layers, hidden, inner, heads, vocabulary = 32, 4096, 11008, 32, 32000
+    numbers = (layers, hidden, inner, heads, heads, hidden // heads, vocabulary)
+    spec = ModelSpec(parameters, parameters, dtype, weight_bytes, dtype, *numbers)
+    return dict(smaller_forms(spec, "cuda")).get(f"--quantize {quantize}", spec)
 
 
 def _measured(device: machine.Device, compute: str) -> Profile:

@@ -36,9 +36,6 @@ EXTREME = 1e15
 what float32 can hold, both together."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Tokens that a captured step may have; wider ones have a multiple of the last."""
-MESSAGE_BYTES = 1 << 13
-"""Of a message between ranks that takes one round; a step of 60 tokens with their successors has
-about 4,000."""
 
 
 NO_TRITON = (

@@ -20,7 +20,6 @@ COMMANDS = {
     "bench compare": ("commands.CompareRequest", "bench.compare.run"),
     "verify": ("commands.VerifyRequest", "bench.verify.run"),
     "tune": ("commands.TuneRequest", "tune.run"),
-    "plan": ("commands.PlanRequest", "commands.planner.run"),
     "profiles": ("commands.ListRequest", "commands.profile_list.run_list"),
     "profiles show": ("commands.ProfileRequest", "commands.profile_list.run_show"),
     "models": ("commands.ModelsRequest", "commands.model_list.run"),

@@ -22,17 +22,14 @@ from .model import (
     ModelOptions,
     SessionOptions,
     StepOptions,
-    dtype_option,
     model_argument,
     model_option,
-    quantize_option,
 )
 
 MEASURED_TOKENS = 128
 """Default length of an answer that is measured."""
 
 _measure = partial(option, "Measuring", lasting=False)
-_plan = partial(option, "Planning", lasting=False)
 _argument = partial(output_option, default=MISSING, argument=True, lasting=False)
 
 
@@ -120,74 +117,6 @@ class TuneRequest(JsonOptions, QuietOptions, TemplateOptions, SessionOptions):
         super()._check()
         if not 0 < self.seconds < math.inf:
             raise UsageError(f"seconds must be finite and above 0, not {self.seconds:g}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest(JsonOptions):
-    """Estimate what more GPUs would bring, and say when they stop paying.
-
-    By a cost model: nothing is measured or loaded, and the GPUs need not be here.
-    """
-
-    gpus: int | None = _plan(
-        "Number of GPUs that there are; the table has 1 to 8 at least.",
-        metavar="N",
-        least=1,
-        most=1024,
-    )
-    gpu: str | None = _plan(
-        "Kind of GPU, such as a100 (lade profiles lists them); default: the one here.",
-        metavar="NAME",
-    )
-    model_size: str = _plan("7b, 70b, llama-3-8b and the like.", default="7b", metavar="SIZE")
-    dtype: str = dtype_option()
-    quantize: str = quantize_option()
-    context: int = _plan(
-        "Context length to assume.", default=1024, metavar="TOKENS", least=1, most=10_000_000
-    )
-    nodes: int | None = _plan("Number of nodes.", metavar="M", least=1, most=1024)
-    gpus_per_node: int | None = _plan(
-        "GPUs in a node; default: 8, or as many as --gpus and --nodes give.",
-        metavar="K",
-        least=1,
-        most=1024,
-    )
-    link: str | None = _plan(
-        "What joins GPUs: nvlink, pcie, ethernet, infiniband or GB/s; two with a"
-        " comma: within a node, between nodes.",
-        metavar="KIND|GB/S",
-    )
-    budget: int | None = decode_option("Maximum number of tokens in a step on each GPU.")
-
-    def _check(self) -> None:
-        super()._check()
-        self.drafts._check()
-        if self.budget == 1:
-            raise UsageError("budget 1 is plain decoding, which is estimated anyway; use 2 or more")
-        if self.gpus and self.nodes and self.gpus > self.nodes * self.per_node:
-            raise UsageError(
-                f"{self.gpus} GPUs cannot be spread over {self.nodes} nodes; change --nodes or"
-                " --gpus-per-node"
-            )
-
-    @property
-    def drafts(self) -> DraftOptions:
-        """How drafts are made: as a profile has it, within the budget."""
-        return DraftOptions(budget=self.budget)
-
-    @property
-    def per_node(self) -> int:
-        """GPUs of a node."""
-        if self.gpus_per_node is not None:
-            return self.gpus_per_node
-        return self.gpus // self.nodes if self.gpus and self.nodes else 8
-
-    @property
-    def counts(self) -> list[int]:
-        """Numbers of GPUs to estimate: powers of two, and the number asked for."""
-        last = max(8, self.gpus or 0, (self.nodes or 0) * self.per_node)
-        powers = {1 << power for power in range(last.bit_length())}
-        return sorted(powers | ({self.gpus} if self.gpus else set()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,6 @@ from .declare import Options, option
 
 model_option = partial(option, "Model")
 model_argument = partial(model_option, metavar="MODEL", argument=True)
-dtype_option = partial(
-    model_option,
-    "auto, float32, float16 or bfloat16.",
-    default="auto",
-    choices=("auto", "float32", "float16", "bfloat16"),
-)
-quantize_option = partial(
-    model_option,
-    "none, 4bit or 8bit (by bitsandbytes; 8bit on a CPU is lade's own).",
-    default="none",
-    choices=("none", "4bit", "8bit"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +20,16 @@ class ModelOptions(Options):
     model: str | None = model_argument(
         "Hugging Face id or local folder; default: the bundled demo model."
     )
-    dtype: str = dtype_option()
-    quantize: str = quantize_option()
+    dtype: str = model_option(
+        "auto, float32, float16 or bfloat16.",
+        default="auto",
+        choices=("auto", "float32", "float16", "bfloat16"),
+    )
+    quantize: str = model_option(
+        "none, 4bit or 8bit (by bitsandbytes; 8bit on a CPU is lade's own).",
+        default="none",
+        choices=("none", "4bit", "8bit"),
+    )
     adapter: list[str] | None = model_option(
         "LoRA adapter to merge into MODEL, a folder or a hub id; can be repeated.",
         metavar="NAME",

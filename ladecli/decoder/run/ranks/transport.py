@@ -21,11 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...config import MESSAGE_BYTES
 from ...errors import RankError
 
 T = TypeVar("T")
 
+MESSAGE_BYTES = 1 << 13
+"""The most bytes of a message that takes one round; a step of 60 tokens with their successors has
+about 4,000."""
 _POLL = 0.25
 """Seconds between looks for processes that ended."""
 _LAST_WORDS = 1.0
