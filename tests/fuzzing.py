@@ -512,7 +512,6 @@ def kinds_of(base: Path) -> dict[str, Kind]:
     pool = base / "pool" / "pool.json"
     call("pool", ["generate", small, *ASKED, "--raw", "--pool-file", str(pool)], base)
     generate = ("generate", small, *ASKED)
-    measured = _bench_files()
     profiles = sorted(Path(sys.modules["ladecli.profiles"].__file__ or "").parent.glob("*.toml"))
     model_calls = (("generate", "{}", *ASKED, "--raw", "--json"),)
     return {
@@ -524,11 +523,6 @@ def kinds_of(base: Path) -> dict[str, Kind]:
         "trace": Kind(
             [{"a.jsonl": (base / "a.trace").read_bytes()}],
             [("replay", "{}/a.jsonl", "--speed", "1e9"), ("replay", "{}/a.jsonl", "--step")],
-        ),
-        "bench": Kind(
-            measured,
-            [("bench", "compare", *pair, *json_) for pair in _PAIRS for json_ in ((), ("--json",))],
-            damaged=("a.json",),
         ),
         "chat": Kind(
             [{"chat.json": _TALK.as_json("m").encode()}],
@@ -590,22 +584,10 @@ def kinds_of(base: Path) -> dict[str, Kind]:
     }
 
 
-_PAIRS = (("{}/a.json", "{}/b.json"), ("{}/b.json", "{}/a.json"))
 _ASKED = Conversation("be brief").asked("hello")
 _TALK = _ASKED.answered("hi", True, "so")
 _STATES = (Conversation(), _ASKED, _TALK, _TALK.asked("and"))
 _KEPT = "".join(now.as_change(before, "m") for before, now in pairwise(_STATES))
-
-
-def _bench_files() -> list[Files]:
-    """Results that can be compared."""
-    from ladecli.bench.result import to_json
-
-    from .bench.makers import result
-
-    speeds = {"autoregressive": 1.0, "lookahead": 1.5, "hf": 0.8}
-    a, b = (to_json(result(speeds, rows=2, repeats=1, seed=seed)).encode() for seed in (0, 1))
-    return [{"a.json": a, "b.json": b}]
 
 
 def _model_files(folder: Path, family: str, **saved: Any) -> Files:

@@ -32,7 +32,7 @@ LIGHT = (
     *("specs.memory", "specs.model_files", "specs.hub", "specs.device", "specs.adapters"),
     "specs.placement",
     *("session.opening", "session.setup", "session.parallel", "session.place"),
-    *("bench.command", "bench.report", "bench.compare", "bench.verify"),
+    *("bench.command", "bench.report", "bench.verify"),
     *("serve.command", "serve.app"),
 )
 

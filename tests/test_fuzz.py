@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -57,23 +56,6 @@ def test_toml_that_is_nested_too_deeply(lade: Any) -> None:
 def test_a_window_without_an_end(lade: Any) -> None:
     for option in ("-W", "-N", "-G", "--budget"):
         assert lade("generate", "-p", "a", "--sources", "trajectory", option, "9" * 12).code == 2
-
-
-def test_a_result_of_measures_that_nobody_took(
-    kinds: Mapping[str, fuzzing.Kind], lade: Any, tmp_path: Path
-) -> None:
-    (files,) = kinds["bench"].seeds
-    stated = json.loads(files["a.json"])
-    for name, steps in (("a", 1e-300), ("b", 1e12)):
-        runs = [run | {"step_seconds": [steps]} for run in stated["runs"]]
-        (tmp_path / f"{name}.json").write_text(json.dumps(stated | {"runs": runs}))
-    assert lade("bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")).code == 0
-    runs = [run | {"tokens": 10**400} for run in stated["runs"]]
-    machine = stated["machine"] | {"memory": 10**400}
-    for changed, place in (({"runs": runs}, "runs 1 tokens"), ({"machine": machine}, "machine m")):
-        (tmp_path / "a.json").write_text(json.dumps(stated | changed))
-        compared = lade("bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
-        assert place in compared.refused()
 
 
 def test_an_adapter_of_no_model(

@@ -31,7 +31,6 @@ OPTIONS = {
     "replay": "speed step color",
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
     " json report",
-    "bench compare": "fail-on-slower json",
     "verify": f"{SHARED} prompts limit chi-square json",
     "tune": "seconds prompts dry-run json dtype device quantize",
     "profiles": "json",

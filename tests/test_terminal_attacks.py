@@ -116,7 +116,6 @@ ERRORS: list[tuple[str, ...]] = [
     ("generate", "-p", "a", "--pool-file", f"/nowhere/{SHORT}"),
     ("chat", NAME),
     ("replay", NAME),
-    ("bench", "compare", NAME, NAME),
     ("bench", "--prompts", NAME),
     ("profiles", "show", NAME),
     (NAME,),

@@ -10,28 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from .. import files
 from ..decoder.config import LookaheadConfig, SamplingConfig
-from ..errors import UsageError, flaw
 from ..specs.memory import format_bytes
 
 if TYPE_CHECKING:
     from ..session.session import Session
 
-SCHEMA: Final = "lade-bench/1"
+SCHEMA = "lade-bench/1"
 PLAIN = "autoregressive"
 """The baseline of speed-ups and equality, where it takes part."""
 STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
 FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 """transformers' own `generate`: plain, with prompt lookup, and with compiled steps."""
 
-Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
-Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Positive = Annotated[Count, Field(ge=1)]
 MethodName = Annotated[str, Field(alias="contender")]
 """A method's name, which JSON has under its older key."""
 
@@ -42,8 +37,8 @@ class Machine:
 
     device: str
     kind: str
-    memory: Count  # bytes; 0 if unknown, as are `threads`
-    threads: Count
+    memory: int  # bytes; 0 if unknown, as are `threads`
+    threads: int
     system: str
     driver: str | None
     versions: Mapping[str, str]
@@ -75,7 +70,7 @@ class MeasuredModel:
     active: float  # parameters that one token uses
     weights: str
     compute: str
-    context: Count  # the most tokens here
+    context: int  # the most tokens here
     attention: str
     captured: bool = False
 
@@ -101,9 +96,9 @@ class Conditions:
     """What was asked for."""
 
     prompts: str
-    rows: Count  # conversations that could be measured
-    repeat: Count
-    max_new_tokens: Count
+    rows: int  # conversations that could be measured
+    repeat: int
+    max_new_tokens: int
     ignore_eos: bool
     template: bool  # whether they went through the model's chat template
     sampling: Mapping[str, int | float]
@@ -143,24 +138,24 @@ class Run:
     method: MethodName
     row: str
     category: str  # of the prompt; in a sweep over contexts, the length, such as "4096"
-    turn: Count  # from 1 on, as is `repeat`
-    repeat: Count
-    prompt_tokens: Positive
+    turn: int  # from 1 on, as is `repeat`
+    repeat: int
+    prompt_tokens: int
     prompt_digest: str  # of its token ids; equal where those are
-    tokens: Positive
-    first_tokens: Positive  # of the first step
-    steps: Positive
-    fed: Count | None  # tokens fed to the model after the first step; None if unknown
-    first_seconds: Seconds  # to the first token
-    step_seconds: tuple[Seconds, ...]  # of every step after the first
-    accepted: Mapping[str, Count]  # draft tokens by source
-    peak_memory: Count | None  # bytes on the GPU, or of the process; None if unknown
+    tokens: int
+    first_tokens: int  # of the first step
+    steps: int
+    fed: int | None  # tokens fed to the model after the first step; None if unknown
+    first_seconds: float  # to the first token
+    step_seconds: tuple[float, ...]  # of every step after the first
+    accepted: Mapping[str, int]  # draft tokens by source
+    peak_memory: int | None  # bytes on the GPU, or of the process; None if unknown
     reason: str  # why it ended, as in `events.Reason`
     digest: str  # of the answer's token ids
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Answers of two methods, or of two results, are paired by this."""
+        """Answers of two methods are paired by this."""
         return self.row, self.turn, self.repeat
 
     @property
@@ -196,7 +191,7 @@ class TimeSpent:
     """Where the time of one method goes, in the steps after the first of each answer."""
 
     method: MethodName
-    steps: Count
+    steps: int
     # Per step, by part: "draft", "forward", "commit", "learn" and "text".
     seconds: Mapping[str, float]
 
@@ -205,7 +200,7 @@ class TimeSpent:
 class Result:
     """All of it, as the JSON has it; `statistics.py` makes figures from the runs."""
 
-    schema: Literal["lade-bench/1"]
+    schema: str
     created: str
     seconds: float  # without loading
     interrupted: bool
@@ -230,7 +225,6 @@ class Result:
                 "seconds": self.seconds,
             },
             "version": machine.pop("versions"),
-            # What a system reports varies a little from one start to the next.
             "machine": {**machine, "memory": format_bytes(self.machine.memory)},
             "model": asdict(self.model),
             "sampling": asked.pop("sampling"),
@@ -256,22 +250,6 @@ _RESULT = TypeAdapter(Result)
 def to_json(result: Result) -> str:
     """A result as one line of ASCII, so that no name in it can drive a terminal."""
     return json.dumps(_RESULT.dump_python(result, by_alias=True), allow_nan=False)
-
-
-def read(path: Path) -> Result:
-    """The result in a file.
-
-    Raises:
-        UsageError: it cannot be read, or is no result; the message says why.
-    """
-    text = files.read_text(str(path), "result")
-    try:
-        return _RESULT.validate_json(text)
-    except ValidationError as error:
-        raise UsageError(
-            f"{path} is no whole result of lade bench, {SCHEMA} ({flaw(error)}); give a file that"
-            " lade bench --json or --report wrote"
-        ) from None
 
 
 def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:

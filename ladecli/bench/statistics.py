@@ -1,4 +1,4 @@
-"""Figures of a benchmark and their uncertainty: rates, speed-ups, equality, changes."""
+"""Figures of a benchmark and their uncertainty: rates, speed-ups, equality."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from .result import Result, Run
 
 MIN_ROWS = 3
 """Rows that an interval needs."""
-ALPHA = 0.01
-"""Probability that an unchanged method is called slower or faster."""
-VISIBLE = 0.10
-"""Relative change that would have shown where "equal" is the verdict."""
-SLOWER, FASTER, EQUAL, UNCLEAR = "slower", "faster", "equal", "unclear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,36 +149,3 @@ def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
     digests = [(run.digest, theirs.get((run.key, run.prompt_digest))) for run in runs]
     compared = [pair for pair in digests if pair[1] is not None]
     return sum(ours == other for ours, other in compared), len(compared)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A time in B over the same time in A."""
-
-    verdict: str
-    ratio: float  # the median of all answers; above 1 is slower
-    low: float | None  # of its 95 % bootstrap interval; None with too few answers for the test
-    high: float | None
-    pairs: int  # answers
-
-
-def judge(logs: Sequence[float], margin: float) -> Change:
-    """Judge log(time in B / time in A) of the answers by Wilcoxon's test at level `ALPHA`.
-
-    A relative change of at most `margin` is noise, however many answers show it.
-    """
-    from scipy.stats import bootstrap, wilcoxon
-
-    values = np.asarray(logs)
-    change = math.exp(np.median(values))
-    # With fewer answers, even signs that all agree are not significant.
-    if len(values) < math.ceil(math.log2(2 / ALPHA)):
-        return Change(UNCLEAR, change, None, None, len(values))
-    found = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
-    low, high = map(math.exp, found.confidence_interval)
-    visible = max(high - 1.0, 1.0 / low - 1.0, margin)  # what the change may be, either way
-    verdict = EQUAL if visible <= VISIBLE else UNCLEAR
-    significant = wilcoxon(values, zero_method="zsplit").pvalue <= ALPHA
-    if significant and abs(math.log(change)) > math.log1p(margin):
-        verdict = SLOWER if change > 1.0 else FASTER
-    return Change(verdict, change, low, high, len(values))

@@ -17,7 +17,6 @@ COMMANDS = {
     "serve": ("answer.ServeRequest", "serve.command.run"),
     "replay": ("commands.ReplayRequest", "trace.replay.run"),
     "bench": ("commands.BenchRequest", "bench.command.run"),
-    "bench compare": ("commands.CompareRequest", "bench.compare.run"),
     "verify": ("commands.VerifyRequest", "bench.verify.run"),
     "tune": ("commands.TuneRequest", "tune.run"),
     "profiles": ("commands.ListRequest", "commands.profile_list.run_list"),

@@ -64,10 +64,7 @@ class MeasureRequest(JsonOptions, AnswerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(MeasureRequest, RankedOptions):
-    """Measure strategies side by side, and transformers' own generate beside them.
-
-    lade bench compare A.json B.json says what changed between two of its results.
-    """
+    """Measure strategies side by side, and transformers' own generate beside them."""
 
     strategy: str = "lookahead"  # no option: each method has a strategy of its own
     strategies: str | None = _measure(
@@ -162,17 +159,6 @@ class ReplayRequest(Options):
     speed: float = output_option("Playback speed: 2 is twice as fast, inf is instant.", default=1.0)
     step: bool = output_option(
         "Step by step: window, n-grams, candidates.", default=False, lasting=False
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareRequest(JsonOptions):
-    """Say what changed between two results of lade bench, and whether it is more than noise."""
-
-    a: str = _argument("What lade bench --json wrote.", metavar="A.json")
-    b: str = _argument("The same, later.", metavar="B.json")
-    fail_on_slower: bool = _measure(
-        "Exit code 1 where something became slower, or is missing in B.", default=False
     )
 
 

@@ -1,19 +1,12 @@
-"""Results as JSON and back, and the command in them."""
+"""Results as JSON, and the command in them."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from ladecli.bench.result import SCHEMA, command_line, read, to_json
+from ladecli.bench.result import SCHEMA, command_line, to_json
 
 from .makers import result
-
-
-def test_a_result_goes_to_json_and_back(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    path.write_text(to_json(result()))
-    assert read(path) == result()
 
 
 def test_keys_are_those_of_the_schema() -> None:
