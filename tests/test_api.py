@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from scipy import stats
+from transformers import AutoModelForCausalLM
 
 import ladecli
 from ladecli.api import Model
@@ -53,6 +58,31 @@ def test_all_strategies_say_the_same(demo: Model) -> None:
     assert len(texts(temperature=0.9, seed=1)) == 1
     paper = ladecli.LookaheadConfig(7, 5, 7, sources=("trajectory",))
     assert texts(lookahead=paper) == greedy
+
+
+def test_drawn_tokens_follow_the_models_distribution(model_folder: str) -> None:
+    """The first two tokens of many answers, against the probabilities of transformers."""
+    ours, theirs = ladecli.load(model_folder), AutoModelForCausalLM.from_pretrained(model_folder)
+    prompt, draws, counts = "abcabcabcab", 250, Counter[tuple[int, ...]]()
+    for seed in range(draws):
+        options = {"temperature": 0.7, "top_k": 3, "seed": seed, "ignore_eos": True}
+        events = ours.stream(prompt, max_new_tokens=2, **options)
+        counts[tuple(i for e in events for i in getattr(e, "token_ids", ()))] += 1
+    ids = ours.session.encode(prompt)
+
+    def probabilities(text: Sequence[int]) -> dict[int, float]:
+        logits = theirs(torch.tensor([[*ids, *text]])).logits[0, -1] / 0.7
+        best = logits.topk(3)
+        return dict(zip(best.indices.tolist(), best.values.softmax(-1).tolist(), strict=True))
+
+    expected = {
+        (first, second): draws * p * q
+        for first, p in probabilities([]).items()
+        for second, q in probabilities([first]).items()
+    }
+    assert counts.keys() <= expected.keys()
+    statistic = sum((counts[pair] - n) ** 2 / n for pair, n in expected.items())
+    assert stats.chi2.sf(statistic, len(expected) - 1) > 1e-3
 
 
 def test_conversations_go_through_the_template(demo: Model) -> None:

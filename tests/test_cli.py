@@ -306,7 +306,6 @@ MISTAKES = {
     f"{SWEEP} W=5 --strategies hf": "leave --strategies out",
     f"{SWEEP} context=1k,2k --strategies hf-compiled": "one context at a time",
     "bench --strategies hf --parallel 2 --parallel-mode tensor": "leave hf, hf-prompt-lookup,",
-    "verify --chi-square 100": "--temperature",
     "verify --prompts no-such-suite": "no-such-suite",
     "tune --seconds 0": "seconds must be finite and above 0, not 0",
     "tune --seconds inf": "seconds must be finite and above 0, not inf",

@@ -31,7 +31,7 @@ OPTIONS = {
     "replay": "speed step color",
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
     " json report",
-    "verify": f"{SHARED} prompts limit chi-square json",
+    "verify": f"{SHARED} prompts limit json",
     "tune": "seconds prompts dry-run json dtype device quantize",
     "profiles": "json",
     "profiles show": "model json",

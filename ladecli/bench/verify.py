@@ -1,7 +1,6 @@
 """`lade verify`: compare a strategy's answers with those of plain autoregressive decoding.
 
 Every prompt is decoded twice in one process; the first divergence is reported with its logit gap.
-`--chi-square` draws many answers instead, and tests them against the model's probabilities.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
-from ..errors import INTERRUPTED, LadeError, UsageError, counted, printable
+from ..errors import INTERRUPTED, LadeError, counted, printable
 from ..events import Reason
 from ..metrics import first_difference
 from ..session import opening
@@ -26,7 +24,6 @@ from ..session.text import Part, speller
 from ..specs.memory import FULL
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
-from .chi_square import Ids, Sampled
 from .result import (
     PLAIN,
     Machine,
@@ -46,8 +43,6 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 SCHEMA = "lade-verify/1"
-SAMPLED_TOKENS, SAMPLED_ROWS = 3, 3
-"""Tokens of an answer and prompts of --chi-square, without -n and --limit."""
 
 
 def run(request: VerifyRequest) -> int:
@@ -57,19 +52,14 @@ def run(request: VerifyRequest) -> int:
         The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
         does not, or if nothing could be compared; 130 after Ctrl-C.
     """
-    request, began = _limited(request), time.perf_counter()
+    request, began = replace(request, max_new_tokens=request.new_tokens), time.perf_counter()
     rows = suites.some(suites.load(request.prompts, offline=request.offline), request.limit)
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal, request, request)
     dialogues, skipped = make_dialogues(session, request, rows, terminal)
-    samples = request.chi_square
-    answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
-    if samples:
-        terminal.say(f"drawing {answers:,} answers; Ctrl-C tests those that were drawn until then")
-    found: Comparison | Sampled
+    answers = 2 * sum(len(row.turns) for row in rows)
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
-        verifier = Verifier(session, request, cancelled, advance)
-        found = verifier.sample(dialogues, samples) if samples else verifier.compare(dialogues)
+        found = Verifier(session, request, cancelled, advance).compare(dialogues)
     found.skipped[:0] = skipped
     if request.json:
         data = {
@@ -95,17 +85,7 @@ def run(request: VerifyRequest) -> int:
     return 0 if found.passed else LadeError.exit_code
 
 
-def _limited(request: VerifyRequest) -> VerifyRequest:
-    """The request with the length and number of answers that hold without -n and --limit."""
-    if not request.chi_square:
-        return replace(request, max_new_tokens=request.new_tokens)
-    if not request.temperature:
-        raise UsageError("--chi-square tests sampling; add --temperature 1, for example")
-    new_tokens = request.max_new_tokens or SAMPLED_TOKENS
-    return replace(request, max_new_tokens=new_tokens, limit=request.limit or SAMPLED_ROWS)
-
-
-def _show(result: Comparison | Sampled, what: str, session: Session, terminal: Terminal) -> None:
+def _show(result: Comparison, what: str, session: Session, terminal: Terminal) -> None:
     """Print single findings and, last, the verdict."""
     console, model = terminal.console(sys.stdout), MeasuredModel.of(session)
     title = f"{what}: {model.name}, {model.weights} on {session.loaded.device.label}"
@@ -339,35 +319,6 @@ class Verifier:
         chosen = self._session.choosing(prompt, self._settings)
         gap = self._rescorer.gap(text, len(prompt), tokens, width, *chosen)
         return replace(found, **asdict(gap), explained=gap.explained) if gap else found
-
-    def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
-        """Draw `samples` answers to each first turn and test their distribution."""
-        sampling = self._settings.sampling
-        found = Sampled(self._shown, sampling_shown(sampling), samples)
-        self._session.start_over()
-        for dialogue in dialogues:
-            prompt = dialogue.first()
-            drawn: list[Ids] = []
-            try:
-                for _ in range(samples):
-                    # Every answer has a seed of its own.
-                    seed = (sampling.seed + found.drawn + len(drawn)) % 2**64
-                    settings = replace(self._settings, sampling=replace(sampling, seed=seed))
-                    drawn.append(tuple(self._answer(prompt, settings).ids))
-            except (Stopped, KeyboardInterrupt):
-                found.interrupted = True
-            found.test(dialogue.id, drawn, partial(self._probabilities, prompt))
-            if found.interrupted:
-                break
-        return found
-
-    def _probabilities(self, prompt: list[int], prefix: Ids) -> list[float]:
-        """The probabilities [vocabulary] of the token after a prompt and a prefix of its answer."""
-        chosen = self._session.choosing(prompt, self._settings)
-        shares = self._rescorer.probabilities([*prompt, *prefix], len(prompt), *chosen)
-        if shares is None:
-            raise LadeError("out of memory while computing logits; take a smaller model")
-        return shares
 
     def _answer(self, prompt: list[int], settings: Settings) -> Answer:
         """Decode a prompt; Ctrl-C raises `Stopped`."""

@@ -18,7 +18,7 @@ from .config import Limits, SamplingConfig
 from .decoder import Decoder
 from .model.trial import TOLERANCE
 from .noise import gumbel_noise
-from .sampling import LogitsProcessor, choose, processed, restricted
+from .sampling import LogitsProcessor, choose, processed
 from .strategy import Draft, Room, State, Strategy
 
 SAFETY = 4.0
@@ -104,22 +104,6 @@ class Rescorer:
         most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())
         return min(SAFETY * noise, most) + rounding
-
-    def probabilities(
-        self,
-        text: Sequence[int],
-        prompt_length: int,
-        sampling: SamplingConfig,
-        processors: Sequence[LogitsProcessor] = (),
-    ) -> list[float] | None:
-        """By token id, how probable plain decoding draws it after a text; None where memory does
-        not suffice.  Arguments as for `gap`."""
-        logits = self._logits(text, prompt_length)
-        if logits is None:
-            return None
-        scores = restricted(scored(logits, text, sampling, processors)[None], sampling)
-        shares: list[float] = scores.double().softmax(dim=-1)[0].tolist()
-        return shares
 
     def _logits(self, text: Sequence[int], start: int, width: int = 1) -> Tensor | None:
         """Logits after a text, float32 [vocabulary]; None where memory does not suffice.

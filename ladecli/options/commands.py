@@ -91,13 +91,6 @@ class VerifyRequest(MeasureRequest):
     The exit code is 1 where a difference is larger than rounding explains.
     """
 
-    chi_square: int | None = _measure(
-        "Draw this many answers to each prompt, and test whether they are distributed as plain"
-        " sampling's.",
-        metavar="SAMPLES",
-        least=1,
-    )
-
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRequest(JsonOptions, QuietOptions, TemplateOptions, SessionOptions):

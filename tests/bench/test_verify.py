@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from ladecli.bench import chi_square
-from ladecli.decoder.events import Token
 from ladecli.decoder.model.forward import StepInputs
-from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
 from ..decoding import ALIKE_BFLOAT16
@@ -140,9 +136,6 @@ def test_json_has_its_keys(lade: Lade, rows_file: Any) -> None:
     assert (read["passed"], read["interrupted"]) == (True, False)
 
 
-SAMPLING = ("--chi-square", "100", "-t", "1")
-
-
 def test_prompts_that_are_too_long_are_skipped(lade: Lade, rows_file: Any) -> None:
     prompts = rows_file(*talks(("word " * 500,), ("a word",), ("a", "word " * 500)))
     options = ("-q", "--raw", "-n", "4", "--max-context", "100", "--prompts", prompts)
@@ -152,15 +145,14 @@ def test_prompts_that_are_too_long_are_skipped(lade: Lade, rows_file: Any) -> No
     assert "skipped row-1: " in lade("verify", *options).out
 
 
-@pytest.mark.parametrize("mode", [(), SAMPLING], ids=["compared", "sampled"])
 def test_without_a_prompt_that_fits_or_without_memory_it_fails(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any, mode: tuple[str, ...]
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any
 ) -> None:
     prompts = rows_file(*talks(("word " * 500,)))
-    found = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts, *mode)
+    found = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts)
     assert "row-1" in found.refused()
     change_decoders(monkeypatch, lambda decoder: run_out(decoder, lambda _: True))
-    found = lade(*QUICK, *mode)
+    found = lade(*QUICK)
     assert found.code == 1
     assert "out of memory" in found.out + found.err
 
@@ -177,68 +169,3 @@ def test_ctrl_c_keeps_what_was_compared(
     found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
     assert found.code == 130
     assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
-
-
-WALK = TokenTree.walk
-
-
-def too_willing(tree: TokenTree, choose: Choose) -> tuple[list[int], list[Token]]:
-    """A walk that accepts the first draft whatever was sampled."""
-
-    def chosen(row: int, path: Sequence[int]) -> int:
-        firsts = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == ROOT]
-        return firsts[0] if row == 0 and firsts else choose(row, path)
-
-    return WALK(tree, chosen)
-
-
-@pytest.mark.parametrize(("faulty", "drawn"), [(False, 250), (True, 100)])
-def test_the_distribution(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, faulty: bool, drawn: int
-) -> None:
-    if faulty:
-        monkeypatch.setattr(TokenTree, "walk", too_willing)
-    sampling = ("--chi-square", f"{drawn}", "-t", "0.8", "--top-k", "20", "--seed", "11")
-    sources = ("--sources", "context,recycled", "--budget", "16")
-    asked = ("verify", "-q", "--limit", "1", "-n", "3", *sampling, *sources, "--json")
-    read = lade(*asked).json(int(faulty))
-    sampled = read["chi_square"]
-    assert read["passed"] is not faulty
-    assert (sampled["drawn"], sampled["level"]) == (drawn, 0.01)
-    assert sampled["sampling"] == {"temperature": 0.8, "top_k": 20, "seed": 11}
-    trials = sampled["trials"]
-    assert any(trial["prefix"] for trial in trials), "no prefix was frequent enough"
-    assert any(trial["corrected"] < sampled["level"] for trial in trials) is faulty
-    assert set(trials[0]) == {
-        *("row", "position", "prefix", "samples", "cells", "statistic", "p", "corrected")
-    }
-
-
-@pytest.mark.parametrize(
-    ("counts", "probabilities", "cells", "low"),
-    [
-        ([50, 30, 20], [0.5, 0.3, 0.2], 3, False),
-        ([80, 10, 10], [0.5, 0.3, 0.2], 3, True),
-        # The rare ones together make a cell, or join the rarest of the others.
-        ([50, 30, 8, 8, 4], [0.5, 0.3, 0.1, 0.06, 0.04], 4, False),
-        ([50, 46, 2, 1, 1], [0.5, 0.46, 0.02, 0.01, 0.01], 2, False),
-        # What cannot be drawn counts too.
-        ([50, 10, 0, 40], [0.5, 0.3, 0.2, 0.0], 3, True),
-        # A token that is nearly certain, or certain, is tested as well.
-        ([99, 1, 0], [0.98, 0.01, 0.01], 1, False),
-        ([60, 20, 20], [0.98, 0.01, 0.01], 1, True),
-        ([100, 0], [1.0 + 1e-9, 0.0], 1, False),
-        ([90, 10], [1.0, 0.0], 1, True),
-    ],
-)
-def test_counts_against_probabilities(
-    counts: list[int], probabilities: list[float], cells: int, low: bool
-) -> None:
-    found = chi_square.probability_test(dict(enumerate(counts)), np.array(probabilities))
-    assert found is not None
-    assert found[0] == cells
-    assert (found[2] < chi_square.LEVEL) is low
-
-
-def test_rare_tokens_alone_are_not_tested() -> None:
-    assert chi_square.probability_test({0: 30, 1: 30}, np.full(60, 1 / 60)) is None

@@ -14,7 +14,7 @@ from ladecli.decoder.model.forward import StepInputs
 from ladecli.decoder.rescoring import LogitGap, Rescorer
 
 from ..decoding import decoder_of, ids_of, run, steps_of
-from ..families import prompt_for
+from ..families import model_of, prompt_for
 from ..oracle import change_logits, run_out
 
 pytestmark = pytest.mark.slow
@@ -23,22 +23,6 @@ GREEDY = SamplingConfig()
 DRAWN = SamplingConfig(temperature=0.8, seed=3)
 # Rotary frequencies that change with the length, learned positions, sliding windows.
 FAMILIES = ("llama", "llama_dynamic", "phi3_long", "gpt2", "mistral", "gemma2")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_probabilities_are_those_of_plain_decoding(family: str) -> None:
-    decoder, prompt = decoder_of(family), prompt_for(family)
-    ids = ids_of(run(decoder, prompt, limits=Limits(36)))
-    rescorer = Rescorer(decoder)
-    for count in {0, 5, 14, *range(15, 18), 35} & {*range(len(ids))}:
-        text = [*prompt, *ids[:count]]
-        shares = rescorer.probabilities(text, len(prompt), SamplingConfig(temperature=1.0))
-        assert shares.index(max(shares)) == ids[count]
-        assert sum(shares) == pytest.approx(1.0)
-        few = rescorer.probabilities(text, len(prompt), SamplingConfig(temperature=1.0, top_k=3))
-        assert sum(share > 0.0 for share in few) == 3
-    assert decoder.cache.length == 0
-    assert ids_of(run(decoder, prompt, limits=Limits(36))) == ids
 
 
 def gap_to(
@@ -94,8 +78,8 @@ def test_rounding_explains_a_near_tie() -> None:
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
     rescorer = Rescorer(decoder)
     known = len(prompt) - 1  # so that plain decoding feeds the last token alone
-    shares = rescorer.probabilities(prompt, known, SamplingConfig(temperature=1.0))
-    best, second = torch.tensor(shares).topk(2).indices.tolist()
+    logits = model_of("llama")(torch.tensor([prompt])).logits[0, -1]
+    best, second = logits.topk(2).indices.tolist()
     sharp = rescorer.gap(prompt, known, (best, second), 30, GREEDY)
     assert not sharp.explained
     add_noise(decoder, 1e-5, second)
@@ -121,7 +105,6 @@ def test_without_memory_there_is_no_answer() -> None:
     run_out(decoder, lambda _: True)
     rescorer = Rescorer(decoder)
     assert rescorer.gap(prompt, len(prompt), (3, 4), 24, GREEDY) is None
-    assert rescorer.probabilities(prompt, len(prompt), DRAWN) is None
     assert decoder.cache.length == 0
 
 
