@@ -276,7 +276,6 @@ def _on_a_disk(report: Report, kind: str, disk: Path) -> None:
     calls: dict[str, tuple[tuple[str, ...], str, tuple[int, ...]]] = {
         "generate": (answer, "", works),
         "--trace": ((*answer, "--trace", str(disk / "trace")), "", fails),
-        "--html": ((*answer, "--html", str(disk / "page.html")), "", fails),
         "chat": (chat, f"{QUESTION}\nagain\n", works),
         "/save": (chat, f"{QUESTION}\n/save {disk / 'chat.json'}\n", fails),
         "tune": (TUNE, "", fails),

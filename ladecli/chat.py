@@ -28,7 +28,7 @@ from .repl.reader import (
     unescape,
 )
 from .session import opening, pool_file
-from .trace import export
+from .trace import record
 from .view.terminal import Terminal
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -40,7 +40,7 @@ def run(request: ChatRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    export.check(request)
+    record.check(request)
     texts = pool_file.check(request)
     journal, kept = Journal(), None
     if request.resume:

@@ -11,6 +11,7 @@ measured while they were made, so the figures differ from run to run.
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 import tempfile
@@ -18,12 +19,13 @@ from itertools import dropwhile
 from pathlib import Path
 
 import pyte
+from rich.console import Console
 from rich.style import Style
+from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ladecli.view.recorded import as_svg, recording_console
 from tests import screens
 from tests.screens import Terminal
 
@@ -127,9 +129,19 @@ def draw(screen: pyte.Screen, title: str, path: Path, since: str = "") -> None:
     rows = [*dropwhile(lambda row: not row.plain.startswith(since), rows)]
     while rows and not rows[-1].plain.strip():
         rows.pop()
-    console = recording_console(screen.columns)
+    console = Console(
+        width=screen.columns,
+        record=True,
+        file=io.StringIO(),
+        force_terminal=True,
+        legacy_windows=False,
+        highlight=False,
+    )
     console.print(Text("\n").join(rows), no_wrap=True, crop=True)
-    path.write_text(as_svg(console, title), encoding="utf-8")
+    svg = console.export_svg(title=title, theme=SVG_EXPORT_THEME, unique_id="lade")
+    # No web fonts: a picture must not ask another host for anything.
+    svg = re.sub(r"<!--.*?-->|@font-face \{.*?\}", "", svg, count=3, flags=re.DOTALL)
+    path.write_text(svg, encoding="utf-8")
     print(path)
 
 

@@ -14,8 +14,8 @@ from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.session.session import Settings
 from ladecli.session.text import speller
-from ladecli.trace.export import describe
 from ladecli.trace.format import Header, Trace, TraceWriter
+from ladecli.trace.record import describe
 
 PROMPT = "def read(path):\n"
 SETTINGS = {

@@ -27,7 +27,7 @@ TRANSFORMERS_BASELINE = Path("bench/stock.py")
 LIGHT = (
     *("visualize", "events", "metrics", "options", "profiles", "chat", "files", "tune", "suites"),
     *("commands.doctor", "commands.generate", "commands.model_list", "commands.profile_list"),
-    *("trace.replay", "trace.export", "trace.format", "trace.inspector"),
+    *("trace.replay", "trace.record", "trace.format", "trace.inspector"),
     *("view.live", "view.markdown", "view.terminal", "repl.commands"),
     *("specs.memory", "specs.model_files", "specs.hub", "specs.device", "specs.adapters"),
     "specs.placement",

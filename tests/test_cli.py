@@ -126,9 +126,9 @@ def test_turns_are_answered_one_after_the_other(lade: Any, tmp_path: Path, rows_
     row = {"id": "a", "turns": ["What is the pool?", "And the window?"]}
     path = rows_file(row, {"prompt": "And now?"})
     asked = ("generate", "-f", path, "-s", BRIEF, "-n", "6", "--json", "-q")
-    first, second, third = answers = lade(*asked, "--svg", str(tmp_path / "x.svg")).rows()
+    first, second, third = answers = lade(*asked, "--trace", str(tmp_path / "x.trace")).rows()
     assert [(answer["id"], answer["turn"]) for answer in answers] == [("a", 1), ("a", 2), ("2", 1)]
-    assert {each.name for each in tmp_path.glob("*.svg")} == {"x.svg", "x-2.svg", "x-3.svg"}
+    assert {each.name for each in tmp_path.glob("*.trace")} == {"x.trace", "x-2.trace", "x-3.trace"}
     said = [BRIEF, row["turns"][0], first["text"], row["turns"][1]]
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": r, "content": c} for r, c in zip(roles, said, strict=True)]
@@ -289,7 +289,7 @@ MISTAKES = {
     "bench --strategies ,": "unknown strategy ''",
     "bench --prompts nowhere.jsonl": "nowhere.jsonl",
     "bench --prompts mtbench": "use builtin, mt-bench,",
-    "bench --report x.pdf": ".html, .md or .json",
+    "bench --report x.pdf": ".md or .json",
     "bench --report nowhere/x.md": "nowhere",
     "bench --prompts q.json --report ./q.json": "--prompts and --report are the same file",
     f"{SWEEP} ''": "W, N, G, budget, sources, context once",
@@ -402,33 +402,28 @@ def test_prompts_go_through_the_template_where_there_is_one(lade: Any, model_fol
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_file_that_cannot_be_written_costs_no_answer_and_no_other_file(
-    lade: Any, tmp_path: Path
-) -> None:
-    full = ("--trace", "/dev/full", "--svg", "/dev/full", "--html", str(tmp_path / "page"))
+def test_a_file_that_cannot_be_written_costs_no_answer(lade: Any, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n' * 2)
-    result = lade("generate", "-f", str(rows), "-n", "3", "--json", "--quiet", *full)
+    result = lade("generate", "-f", str(rows), "-n", "3", "--json", "-q", "--trace", "/dev/full")
     assert result.code == 1
     assert [len(json.loads(line)["token_ids"]) for line in result.out.splitlines()] == [3, 3]
     first, second = result.err.splitlines()
     for line in (first, second):
-        assert line.startswith("lade: --svg /dev/full cannot be written: ")
-    assert (tmp_path / "page").exists()
-    assert (tmp_path / "page-2").exists()
+        assert line.startswith("lade: --trace /dev/full cannot be written: ")
 
 
 def test_all_files_that_cannot_be_written_are_named(lade: Any, tmp_path: Path) -> None:
-    page, pool = tmp_path / "page", tmp_path / "pool"
+    trace, pool = tmp_path / "trace", tmp_path / "pool"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
     try:
-        files = ("--html", str(page), "--pool-file", str(pool))
+        files = ("--trace", str(trace), "--pool-file", str(pool))
         result = lade("generate", "-p", "a", "-n", "3", "--quiet", *files)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert result.code == 1
-    assert re.match(f"lade: --html {page} .*\nlade: --pool-file {pool} ", result.err)
+    assert re.match(f"lade: --trace {trace} .*\nlade: --pool-file {pool} ", result.err)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
@@ -825,16 +820,13 @@ def test_files_beside_the_answer(
     lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
 ) -> None:
     rows = rows_file({"prompt": "the cat"}, {"prompt": "the mat"})
-    files = [
-        word for kind in ("trace", "svg", "html") for word in (f"--{kind}", f"{tmp_path}/a.{kind}")
-    ]
     options = ("-f", rows, "-n", "20", "--ignore-eos", "--json")
-    answers = lade("generate", model_folder, *options, *files)
+    answers = lade("generate", model_folder, *options, "--trace", f"{tmp_path}/a.trace")
     plain = lade("generate", model_folder, *options)
     texts = [row["token_ids"] for row in answers.rows()]
     assert texts == [row["token_ids"] for row in plain.rows()]
     made = {path.name for path in tmp_path.iterdir()} - {"rows.jsonl"}
-    assert made == {f"a{n}.{kind}" for n in ("", "-2") for kind in ("trace", "svg", "html")}
+    assert made == {"a.trace", "a-2.trace"}
     trace = read_trace(tmp_path / "a-2.trace")
     assert [i for step in trace.steps for i in step.token_ids] == texts[1]
     assert all(step.detail is not None for step in trace.steps)

@@ -13,17 +13,17 @@ import pytest
 from ladecli import files
 from ladecli.errors import LadeError, UsageError
 from ladecli.options.answer import GenerateRequest
-from ladecli.trace import export
+from ladecli.trace import record
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--trace .* is a folder; name a file in it$"):
         files.check(tmp_path, "--trace")
-    with pytest.raises(UsageError, match=r"^--svg .*: the folder .*no does not exist$"):
-        files.check(tmp_path / "no" / "x", "--svg")
+    with pytest.raises(UsageError, match=r"^--trace .*: the folder .*no does not exist$"):
+        files.check(tmp_path / "no" / "x", "--trace")
     with pytest.raises(UsageError, match="~nosuch does not exist"):  # a user that is not there
-        files.check(files.expanded("~nosuch/x"), "--svg")
-    files.check(tmp_path / "x", "--html")
+        files.check(files.expanded("~nosuch/x"), "--trace")
+    files.check(tmp_path / "x", "--trace")
     assert not [*tmp_path.iterdir()]
     (tmp_path / "loop").symlink_to("loop")
     names = [tmp_path / (300 * "n"), tmp_path / "a\0b"]
@@ -39,12 +39,11 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"svg": "one", "html": "two"}, None),
-        ({"svg": "one", "html": "folder/../one"}, "--svg and --html are the same file"),
+        ({"trace": "one", "pool_file": "two"}, None),
+        ({"trace": "one", "pool_file": "folder/../one"}, "--trace and --pool-file are the same"),
         ({"trace": "link", "prompt_file": ["prompt"]}, "--prompt-file and --trace are the same"),
-        ({"trace": "pool", "pool_file": "pool"}, "--trace and --pool-file are the same"),
-        ({"svg": "x.svg", "html": "x-2.svg"}, "--html and --svg are the same file, .*x-2.svg"),
-        ({"svg": "/dev/null", "html": "/dev/null"}, None),
+        ({"trace": "x.a", "pool_file": "x-2.a"}, "--trace and --pool-file are the same.*x-2.a"),
+        ({"trace": "/dev/null", "pool_file": "/dev/null"}, None),
     ],
 )
 def test_two_things_do_not_go_to_one_file(
@@ -56,18 +55,18 @@ def test_two_things_do_not_go_to_one_file(
     Path("link").symlink_to("prompt")
     request = GenerateRequest(**given)
     if message is None:
-        export.check(request, answers=3)
+        record.check(request, answers=3)
     else:
         with pytest.raises(UsageError, match=f"^{message}"):
-            export.check(request, answers=3)
+            record.check(request, answers=3)
 
 
 def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> None:
     path, link = tmp_path / "x", tmp_path / "link"
-    files.write(path, "old", "--html")
+    files.write(path, "old", "--trace")
     path.chmod(0o600)
     link.symlink_to(path)
-    files.write(link, "new", "--html")
+    files.write(link, "new", "--trace")
     assert link.is_symlink()
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -83,8 +82,8 @@ def test_what_was_there_stays_until_the_new_file_is_whole(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(LadeError, match=r"^--html .*x cannot be written: No space left on device$"):
-        files.write(path, "newer", "--html")
+    with pytest.raises(LadeError, match=r"^--trace .*x cannot be written: No space left"):
+        files.write(path, "newer", "--trace")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["x"]
 
@@ -96,7 +95,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     folder.mkdir()
     for name in (".x", f".x.{os.getpid()}", ".x.tmp", "x.tmp"):
         (folder / name).symlink_to(target)
-    files.write(folder / "x", "new", "--html")
+    files.write(folder / "x", "new", "--trace")
     assert ((folder / "x").read_text(), target.read_text()) == ("new", "precious")
 
 
@@ -104,13 +103,13 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 def test_new_files_have_the_mode_that_they_should(tmp_path: Path, private: bool, mode: int) -> None:
     before = os.umask(0o027)
     try:
-        files.write(tmp_path / "x", "new", "--html", private=private)
+        files.write(tmp_path / "x", "new", "--trace", private=private)
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == mode
 
 
-@pytest.mark.parametrize("option", ["--trace", "--svg", "--html", "--pool-file"])
+@pytest.mark.parametrize("option", ["--trace", "--pool-file"])
 def test_stdout_is_for_the_answer(lade: Any, option: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert lade("generate", "-p", "a", option, "-").refused().startswith(f"{option} -: ")

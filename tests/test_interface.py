@@ -21,7 +21,7 @@ MODEL = (
 )
 PROMPT = "system raw chat-template template-arg"
 SHARED = f"{DECODING} {SAMPLING} {LENGTH} {MODEL} {PROMPT} color quiet help"
-RANKS, FILES = "parallel parallel-mode", "trace svg html stats no-stats pool-file draft-text"
+RANKS, FILES = "parallel parallel-mode", "trace stats no-stats pool-file draft-text"
 
 OPTIONS = {
     "chat": f"{SHARED} {RANKS} {FILES} markdown no-markdown token-colors no-token-colors"

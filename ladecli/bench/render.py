@@ -1,4 +1,4 @@
-"""A document on the terminal, as Markdown and as a page of HTML."""
+"""A document on the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.measure import Measurement
-from rich.text import Text
-
-from ..view.recorded import as_html, recording_console
-from ..view.screen import WIDE, Table, line, print_table, rich_table
+from ..view.screen import Table, line, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PAGE = 120
-"""Columns of the text of a page."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$!&@])")
 
 
@@ -28,7 +22,6 @@ class Document:
     headline: tuple[str, ...]  # the answer, in sentences
     caveats: tuple[str, ...]  # what a reader must know about the figures
     tables: tuple[Table, ...]
-    footer: str = ""  # program and date
 
 
 def terminal(report: Document, console: Console) -> None:
@@ -67,27 +60,3 @@ def markdown(report: Document) -> str:
 
 def _escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)
-
-
-def html(report: Document) -> str:
-    """A document as one page."""
-    console = recording_console(WIDE)
-
-    def paragraph(text: str, style: str) -> None:
-        console.print(Text(text, style), width=PAGE)
-
-    paragraph(f"{report.title}\n", "dim")
-    for sentence in report.headline:
-        paragraph(f"{sentence}\n", "bold")
-    for caveat in report.caveats:
-        paragraph(f"note: {caveat}", "yellow")
-    for table in report.tables:
-        paragraph(f"\n{table.title}", "bold")
-        rows = rich_table(table)
-        # Texts are folded, and figures are not.
-        least = Measurement.get(console, console.options, rows).minimum
-        console.print(rows, width=max(PAGE, least))
-        for note in table.footnotes:
-            paragraph(note, "dim")
-    paragraph(f"\n{report.footer}", "dim")
-    return as_html(console, f"{report.title} · lade bench", tables=True)

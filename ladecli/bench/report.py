@@ -1,4 +1,4 @@
-"""A result as one document, which the terminal, HTML and Markdown all show."""
+"""A result as one document, which the terminal and Markdown show."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ _NAME = Column("", number=False)
 def check(path: Path) -> None:
     """Refuse a report that could not be written, before a model is loaded."""
     if path.suffix.lower() not in _FORMATS:
-        *others, last = _FORMATS
-        known = f"{', '.join(others)} or {last}"
+        known = " or ".join(_FORMATS)
         raise UsageError(f"{OPTION} {path}: the name of a report ends in {known}")
     files.check(path, OPTION)
 
@@ -49,7 +48,6 @@ def write(result: Result, path: Path) -> None:
 
 
 _FORMATS: dict[str, Callable[[Result], str]] = {
-    ".html": lambda result: render.html(document(result)),
     ".md": lambda result: render.markdown(document(result)),
     ".json": lambda result: to_json(result) + "\n",
 }
@@ -64,13 +62,11 @@ def show(result: Result, console: Console) -> None:
 def document(result: Result) -> Document:
     """The content of every format."""
     overall = figures_of(result)
-    version = result.machine.versions.get("lade", "")
     return Document(
         title=f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
         headline=tuple(_headline(result, overall)),
         caveats=tuple(_caveats(result)),
         tables=tuple(_tables(result, overall)),
-        footer=f"Measured by lade bench {version}, {result.created}.",
     )
 
 

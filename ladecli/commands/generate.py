@@ -17,7 +17,7 @@ from ..session import opening, pool_file
 from ..session.dialogue import Dialogue, Row
 from ..session.text import Part
 from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices
-from ..trace import export
+from ..trace import record
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import remarks, together
 
@@ -31,7 +31,7 @@ def run(request: GenerateRequest) -> int:
     The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C or SIGTERM.
     """
     rows = gather(request.prompt or [], request.prompt_file or [])
-    export.check(request, sum(len(row.turns) for row in rows))
+    record.check(request, sum(len(row.turns) for row in rows))
     texts, terminal = pool_file.check(request), Terminal(request.color, request.quiet)
     with opening.open_with_ranks(request, terminal) as session:
         talks = []
@@ -140,7 +140,7 @@ class _Answers:
         shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
         hides_reasoning = not (request.json or request.reasoning) and sys.stderr.isatty()
         settings = self._settings_for(ids)
-        files = export.views(request, session, settings, ids, tally, number)
+        files = record.writers(request, session, settings, ids, tally, number)
         lost: RankError | None = None
         try:
             with together(tally, *shown, *files) as show:
@@ -201,7 +201,7 @@ class _Answers:
             "finish_reason": "length" if tally.cut else tally.reason or "lost",
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
-                **export.decoding(settings),
+                **record.decoding(settings),
                 "profile": session.choice.profile,
                 "attention": session.attention,
                 "cuda_graphs": runner.captures,

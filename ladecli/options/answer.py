@@ -20,7 +20,6 @@ length_option = partial(option, "Length")
 output_option = partial(option, "Output")
 _sample = partial(option, "Sampling")
 _serve = partial(option, "Serving")
-_file = partial(output_option, metavar="FILE", lasting=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +214,12 @@ class FileOptions(DraftFileOptions, QuietOptions):
     """The files beside an answer."""
 
     stats: bool | None = output_option("A line of statistics on stderr; on unless --quiet.")
-    trace: str | None = _file(
+    trace: str | None = output_option(
         "Record every step in this file, for lade replay; in a chat, of the newest reply. Of"
-        " several answers, each has a file: NAME, NAME-2 and so on."
+        " several answers, each has a file: NAME, NAME-2 and so on.",
+        metavar="FILE",
+        lasting=False,
     )
-    svg: str | None = _file("Draw the colored answer in this file; in a chat, the newest reply.")
-    html: str | None = _file("The same as a page for a browser.")
 
     @property
     def read_files(self) -> dict[str, str]:

@@ -78,7 +78,7 @@ class BenchRequest(MeasureRequest, RankedOptions):
         metavar="AXES",
     )
     report: list[str] | None = output_option(
-        "Also write a page (.html), text (.md) or figures (.json); can be repeated.",
+        "Also write the tables (.md) or the figures (.json); can be repeated.",
         metavar="FILE",
         lasting=False,
     )

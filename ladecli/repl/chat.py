@@ -22,7 +22,7 @@ from ..session import opening
 from ..session.conversation import Conversation, Message
 from ..session.setup import choose_profile
 from ..specs import hub
-from ..trace import export
+from ..trace import record
 from ..view import screen
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
@@ -232,11 +232,11 @@ class Chat:
         self._conclude(reply)
 
     def _show(self, reply: Reply, seen: Conversation) -> None:
-        """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
+        """Decode a reply, on the screen and into the file of --trace."""
         request, session, tally = self.request, self.session, reply.tally
         renderer = MarkdownRenderer(request.markdown, request.token_colors, request.reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
-        files = export.views(request, session, reply.settings, reply.prompt, tally)
+        files = record.writers(request, session, reply.settings, reply.prompt, tally)
         self._renderer, views = renderer, together(tally, shown, *files)
         detailed, kept = request.trace is not None, time.monotonic()
         with views as show, self.reader.watched() as look, ctrl_c() as cancelled:

@@ -48,7 +48,7 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _EXIT_DELAY = 2.0
 """Seconds until a rank that failed ends, and torchrun all others: the leader reports first."""
 _PER_RANK_OPTIONS = {
-    *("system", "pool_file", "draft_text", "color", "stats", "trace", "svg", "html", "quiet"),
+    *("system", "pool_file", "draft_text", "color", "stats", "trace", "quiet"),
     *("offline", "origins", "parallel", "device"),
 }
 """Options that only the leader acts on, and those that are made each rank's own."""

@@ -44,7 +44,7 @@ class Header(BaseModel):
     model: str
     prompt: str  # as text, the special tokens of a chat template included
     prompt_tokens: int
-    settings: dict[str, Any] = Field(default_factory=dict)  # see `export.describe`
+    settings: dict[str, Any] = Field(default_factory=dict)  # see `record.describe`
     calibration: Annotated[float, Field(gt=0)] | None = None  # see `metrics.Tally`
 
 

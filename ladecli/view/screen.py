@@ -113,20 +113,20 @@ def print_table(table: Table, console: Console) -> set[str]:
     while is_screen(console) and len(kept) > 1:
         weight = max(table.columns[number].weight for number in kept)
         needed = Measurement.get(
-            console, unlimited, rich_table(table.of_columns(kept), names)
+            console, unlimited, _rich_table(table.of_columns(kept), names)
         ).maximum
         if not weight or needed <= console.width:
             break
         kept.remove(max(n for n in kept if table.columns[n].weight == weight))
     shown = table.of_columns(kept)
     line(console, shown.title, "bold")
-    show(rich_table(shown), console)
+    show(_rich_table(shown), console)
     for note in shown.footnotes:
         line(console, note, "dim")
     return {column.title for n, column in enumerate(table.columns) if n not in kept}
 
 
-def rich_table(table: Table, names: int | None = None) -> RichTable:
+def _rich_table(table: Table, names: int | None = None) -> RichTable:
     """The table for Rich, with a line below its head and no other.
 
     Names are folded at `names` cells, if that is given.

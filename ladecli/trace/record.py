@@ -1,0 +1,104 @@
+"""`--trace`: the file that records an answer, and the settings that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files
+from ..errors import UsageError
+from ..metrics import Tally
+
+if TYPE_CHECKING:
+    from ..options.answer import FileOptions
+    from ..session.session import Session, Settings
+    from .format import TraceWriter
+
+
+def check(request: FileOptions, answers: int = 1) -> None:
+    """Refuse files that cannot be written, or would replace each other or a file that is read.
+
+    Args:
+        request: names them.
+        answers: each of which has files of its own.
+
+    Raises:
+        UsageError: the message names the option and the fix.
+    """
+    written = [
+        ("--trace", path) for number in range(1, answers + 1) if (path := _path(request, number))
+    ]
+    if request.pool_file:
+        written.append(("--pool-file", files.expanded(request.pool_file)))
+    taken = {files.expanded(name).resolve(): each for name, each in request.read_files.items()}
+    for option, path in written:
+        files.check(path, option)
+        if files.is_device(path):
+            continue
+        first = taken.setdefault(path.resolve(), option)
+        if first != option:
+            raise UsageError(f"{first} and {option} are the same file, {path}; name another")
+
+
+def _path(request: FileOptions, number: int) -> Path | None:
+    """The file of answer `number`: x.jsonl, x-2.jsonl, x-3.jsonl; a device takes all of them."""
+    if not request.trace:
+        return None
+    path = files.expanded(request.trace)
+    if number == 1 or files.is_device(path):
+        return path
+    return path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def writers(
+    request: FileOptions,
+    session: Session,
+    settings: Settings,
+    ids: Sequence[int],
+    tally: Tally,
+    number: int = 1,
+) -> list[TraceWriter]:
+    """Return the writer of an answer's trace, if the request asks for one.
+
+    Args:
+        request: names the file.
+        session: the model at work.
+        settings: how the answer is decoded.
+        ids: the prompt.
+        tally: its figures.
+        number: of the answer, from 1 on; each has a file of its own.
+    """
+    if (path := _path(request, number)) is None:
+        return []
+    from ..session.text import speller
+    from .format import Header, TraceWriter
+
+    tokenizer = session.loaded.tokenizer
+    header = Header(
+        model=session.loaded.name,
+        prompt=tokenizer.decode(list(ids), skip_special_tokens=False),
+        prompt_tokens=len(ids),
+        settings=describe(settings),
+        calibration=tally.calibration,
+    )
+    return [TraceWriter(path, header, speller(tokenizer))]
+
+
+def decoding(settings: Settings) -> dict[str, Any]:
+    """How an answer is decoded, as `--json` has it; None for what its strategy does not have."""
+    look, drafts = settings.lookahead, settings.strategy == "lookahead"
+    values = {"window": look.window, "ngram": look.ngram, "guesses": look.guesses}
+    values["budget"] = look.step_limit
+    return {
+        "strategy": settings.strategy,
+        **{name: value if drafts else None for name, value in values.items()},
+        "sources": list(look.sources) if drafts else [],
+    }
+
+
+def describe(settings: Settings) -> dict[str, Any]:
+    """The settings of an answer as a header holds them."""
+    sampling = asdict(settings.sampling)
+    return decoding(settings) | sampling | {"max_new_tokens": settings.max_new_tokens}
