@@ -54,15 +54,10 @@ def area(width, height):
 
 
 def live(model: str, out: Path) -> None:
-    """A reply on its way, played again; meant for a real model, which repeats much of its code."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = f"{folder}/generation.trace"
-        options = ["-t", "0", "-p", RENAMED, "-n", "120", "--trace", trace]
-        with Terminal("generate", model, *options, lines=40) as terminal:
-            terminal.close()
-        with Terminal("replay", trace, "--speed", "0.1", columns=80, lines=20) as terminal:
-            terminal.wait("must be")
-            draw(terminal.screen, "lade replay --speed 0.1", out / "live.svg")
+    """A reply on its way; meant for a real model, which repeats much of its code."""
+    with Terminal("chat", model, RENAMED, "-t", "0", "-n", "120", columns=80, lines=20) as terminal:
+        terminal.wait("must be")
+        draw(terminal.screen, "lade chat", out / "live.svg", since="> Rename")
 
 
 def chat(model: str, out: Path) -> None:

@@ -522,7 +522,7 @@ def kinds_of(base: Path) -> dict[str, Kind]:
         ),
         "trace": Kind(
             [{"a.jsonl": (base / "a.trace").read_bytes()}],
-            [("replay", "{}/a.jsonl", "--speed", "1e9"), ("replay", "{}/a.jsonl", "--step")],
+            [("replay", "{}/a.jsonl"), ("replay", "{}/a.jsonl", "--step")],
         ),
         "chat": Kind(
             [{"chat.json": _TALK.as_json("m").encode()}],

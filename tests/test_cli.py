@@ -830,7 +830,7 @@ def test_files_beside_the_answer(
     trace = read_trace(tmp_path / "a-2.trace")
     assert [i for step in trace.steps for i in step.token_ids] == texts[1]
     assert all(step.detail is not None for step in trace.steps)
-    replayed = lade("replay", str(tmp_path / "a.trace"), "--speed", "inf")
+    replayed = lade("replay", str(tmp_path / "a.trace"))
     shown = lade("generate", model_folder, "-p", "the cat", "-n", "20", "--ignore-eos")
     assert replayed.out == shown.out
 

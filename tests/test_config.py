@@ -27,7 +27,7 @@ OTHER: dict[str, Any] = {
     **{"trust_remote_code": True, "parallel": 2, "parallel_mode": "tensor", "cuda_graphs": False},
     **{"kernels": False, "batch_invariant": True, "reasoning": False, "markdown": False},
     **{"token_colors": False, "editing_mode": "vi", "color": "never"},
-    **{"stats": False, "json": True, "quiet": True, "speed": 2.0, "seconds": 5.0},
+    **{"stats": False, "json": True, "quiet": True, "seconds": 5.0},
     **{"host": "::1", "port": 80, "api_key": "a", "cors": ["http://a"], "queue": 3},
 }
 """A legal value that is not the default, for every setting."""

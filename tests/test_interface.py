@@ -28,7 +28,7 @@ OPTIONS = {
     " editing-mode continue reasoning no-reasoning",
     "generate": f"{SHARED} {RANKS} {FILES} prompt prompt-file json reasoning",
     "serve": f"{SHARED} {RANKS} pool-file draft-text host port api-key cors queue",
-    "replay": "speed step color",
+    "replay": "step color",
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
     " json report",
     "verify": f"{SHARED} prompts limit json",

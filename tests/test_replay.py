@@ -1,41 +1,16 @@
-"""Replay: the recorded pace, every kind of stream, and the steps on the whole screen."""
+"""Replay: every kind of stream, and the steps on the whole screen."""
 
 from __future__ import annotations
 
-import math
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladecli.decoder.events import StepNarrowed
-from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.trace.replay import pace
+from ladecli.events import TextStep
 
 from .recording import events_of, record, small_trace, write
 from .screens import Terminal
-
-EVENTS: list[TextEvent] = [
-    PromptRead(512, 600, 0.1),
-    TextStep((Piece("a"),), (1,), 1, 0, 0.2),
-    StepNarrowed(1, 0.1),
-    TextStep((Piece("b"),), (2,), 1, 0, 0.2),
-    Ended("length"),
-]
-
-
-@pytest.mark.parametrize("speed", [4.0, math.inf])
-def test_events_come_when_they_came(speed: float) -> None:
-    start = time.monotonic()
-    came = []
-    for event in pace(EVENTS, speed):
-        came.append((event, time.monotonic() - start))
-        time.sleep(0.02 / speed)  # showing is part of the time
-    assert [event for event, _ in came] == EVENTS
-    for (_, at), due in zip(came, (0.1, 0.3, 0.4, 0.6, 0.6), strict=True):
-        assert due / speed <= at + 1e-3
-        assert at < due / speed + 0.5  # a busy machine
 
 
 @pytest.fixture
@@ -45,7 +20,7 @@ def small(tmp_path: Path) -> str:
 
 
 def test_a_pipe_gets_the_text_and_nothing_else(lade: Any, tmp_path: Path) -> None:
-    result = lade("replay", str(record(tmp_path / "x", "all sources")), "--speed", "inf")
+    result = lade("replay", str(record(tmp_path / "x", "all sources")))
     steps = [event for event in events_of("all sources") if isinstance(event, TextStep)]
     text = "".join(piece.text for step in steps for piece in step.pieces)
     assert result.code == 0
@@ -64,14 +39,9 @@ def test_steps_on_a_pipe(lade: Any, small: str) -> None:
 def test_a_trace_without_an_end_is_said(lade: Any, small: str) -> None:
     path = Path(small)
     path.write_bytes(path.read_bytes()[:-30])
-    result = lade("replay", small, "--speed", "inf")
+    result = lade("replay", small)
     assert (result.code, result.out) == (0, " cat sat on the\n")
     assert result.err.startswith(f"lade: the trace {small} has no end")
-
-
-def test_a_speed_is_above_0(lade: Any, small: str) -> None:
-    for speed in ("0", "-2", "nan"):
-        assert f"must be above 0, not {speed}" in lade("replay", small, "--speed", speed).refused()
 
 
 # On a terminal.
@@ -115,12 +85,3 @@ def test_ways_to_leave(key: str, small: str) -> None:
         assert {cell.fg for cell in terminal.screen.buffer[0].values()} == {"default"}
         terminal.send(key)
         assert terminal.close() == 0
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_playing(small: str) -> None:
-    with Terminal("replay", small, "--speed", "0.02") as terminal:
-        terminal.wait(" cat")
-        terminal.send("\x03")
-        assert terminal.close() == 130
-        assert "1 token in 1 step" in terminal.text()

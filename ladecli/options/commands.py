@@ -146,10 +146,9 @@ class ModelsRequest(JsonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest(Options):
-    """Play a recorded generation again, or look into its steps."""
+    """Print a recorded generation again, or look into its steps."""
 
     trace: str = _argument("A file that --trace wrote.", metavar="TRACE")
-    speed: float = output_option("Playback speed: 2 is twice as fast, inf is instant.", default=1.0)
     step: bool = output_option(
         "Step by step: window, n-grams, candidates.", default=False, lasting=False
     )

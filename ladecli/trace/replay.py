@@ -1,15 +1,10 @@
-"""`lade replay`: plays a recorded generation again, or shows it step by step."""
+"""`lade replay`: prints a recorded generation again, or shows it step by step."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..decoder.events import PromptRead, StepNarrowed
-from ..errors import INTERRUPTED, UsageError
-from ..events import TextEvent, TextStep
 from ..metrics import Tally
 from ..options.commands import ReplayRequest
 from ..view.live import reply_view
@@ -21,51 +16,33 @@ from .inspector import StepView, browse
 
 
 def run(request: ReplayRequest) -> int:
-    """Play the trace in a file.
-
-    Returns:
-        The exit code: 0, or 130 after Ctrl-C.
+    """Print the trace in a file, or its steps; the exit code is 0.
 
     Raises:
-        UsageError: the file is not a trace, or an option is out of range.
+        UsageError: the file is not a trace.
     """
-    path, speed = request.trace, request.speed
-    if not speed > 0:  # so that NaN is refused, too
-        raise UsageError(f"speed must be above 0, not {speed:g}")
-    trace = read_trace(Path(path))
-    terminal = Terminal(request.color)
+    trace, terminal = read_trace(Path(request.trace)), Terminal(request.color)
     if trace.cut:
-        terminal.say(f"the trace {path} has no end: the program was stopped while it recorded")
-    return _inspect(trace, terminal) if request.step else _play(trace, terminal, speed)
+        terminal.say(
+            f"the trace {request.trace} has no end: the program was stopped while it recorded"
+        )
+    if request.step:
+        _inspect(trace, terminal)
+    else:
+        _print(trace, terminal)
+    return 0
 
 
-def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
-    """Show the text as it came, then its statistics."""
+def _print(trace: Trace, terminal: Terminal) -> None:
+    """Print the text, then its statistics."""
     tally = Tally(calibration=trace.header.calibration)
-    shown = reply_view(terminal, tally, MarkdownRenderer(True, True))
-    code = 0
-    with together(tally, shown) as show:
-        try:
-            for event in pace(trace.events, speed):
-                show(event)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
+    with together(tally, reply_view(terminal, tally, MarkdownRenderer(True, True))) as show:
+        for event in trace.events:
+            show(event)
     terminal.statistics(tally)
-    return code
 
 
-def pace(events: Iterable[TextEvent], speed: float) -> Iterator[TextEvent]:
-    """Events, each when its recorded seconds have passed."""
-    # Against the clock, and not one sleep after another: showing takes time, too.
-    due = time.monotonic()
-    for event in events:
-        if isinstance(event, TextStep | PromptRead | StepNarrowed):
-            due += event.seconds / speed
-        time.sleep(max(due - time.monotonic(), 0.0))
-        yield event
-
-
-def _inspect(trace: Trace, terminal: Terminal) -> int:
+def _inspect(trace: Trace, terminal: Terminal) -> None:
     """Show the steps: one at a time on a terminal, else all."""
     console = terminal.console(sys.stdout)
     if not trace.steps:
@@ -75,4 +52,3 @@ def _inspect(trace: Trace, terminal: Terminal) -> int:
     else:
         for number in range(1, len(trace.steps) + 1):
             console.print(StepView(trace, number), "")
-    return 0
