@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor
 from transformers import GenerationConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 import ladecli
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.rescoring import Rescorer
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.rescoring import scored
+from ladecli.decoder.sampling import restricted
+from ladecli.decoder.strategy import Strategy
 from ladecli.events import Ended, TextEvent
 from ladecli.generation_config import ENDS, OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
 from ladecli.session.session import Session, Settings
@@ -212,6 +216,18 @@ def test_greedy_text_is_that_of_generate(
     assert new_ids(session, do_sample=False, **options) == theirs
 
 
+def next_logits(session: Session, text: Sequence[int]) -> Tensor:
+    """The model's logits after a text, float32 [vocabulary]."""
+    rows: list[Tensor] = []
+
+    def keep(ids: Tensor, scores: Tensor) -> Tensor:
+        rows.append(scores[0].clone())
+        return scores
+
+    deque(session.decoder.generate(text, Strategy(), None, Limits(1), [keep]), 0)
+    return rows[0]
+
+
 @each
 def test_tokens_are_drawn_from_what_generate_draws_from(
     given: dict[str, Any], session: Session, generating: Any
@@ -225,12 +241,12 @@ def test_tokens_are_drawn_from_what_generate_draws_from(
     sampling = replace(session.loaded.defaults.sampling, seed=5)
     settings = Settings(sampling=sampling, max_new_tokens=NEW)
     chosen = session.choosing(prompt, settings)
-    rescorer = Rescorer(session.decoder)
     stride = 1 if given.get("watermarking_config") is SYNTH_ID else 5  # it counts its calls
     for place, scores in [*enumerate(out.scores)][::stride]:
-        shares = rescorer.probabilities(text[: len(prompt) + place], len(prompt), *chosen)
-        theirs = scores[0].double().softmax(-1)
-        assert torch.allclose(torch.tensor(shares, dtype=torch.double), theirs, atol=1e-4), place
+        before = text[: len(prompt) + place]
+        ours = scored(next_logits(session, before), before, *chosen)
+        shares = restricted(ours[None], chosen[0])[0].double().softmax(-1)
+        assert torch.allclose(shares, scores[0].double().softmax(-1), atol=1e-4), place
     texts = [
         text_ids(stream(session, s, sampling=sampling)) for s in ("lookahead", "autoregressive")
     ]
