@@ -24,7 +24,6 @@ from .decoder.errors import Error
 from .decoder.faults import is_out_of_memory, reason_of
 from .decoder.model import int8
 from .decoder.model.families import ModelFacts, model_facts
-from .decoder.model.release import apart
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
 from .errors import LoadError
@@ -376,7 +375,7 @@ def _loading(name: str, options: ModelOptions, progress: bool, part: str = "") -
     if progress:
         enable_progress_bars()
     try:
-        with quiet(), apart():
+        with quiet():
             yield
     except Error:
         raise

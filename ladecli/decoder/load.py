@@ -7,6 +7,7 @@ right is taken; where none is, the model decodes as it is, with a cache of its o
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from .model.form_races import Races
 from .model.forward import Forward
 from .model.layer import TorchOps
 from .model.own_cache import OwnCache, OwnCacheModel
-from .model.release import apart, give_back
 from .model.stock import StockModel, input_device
 from .model.transformer import Transformer
 from .model.trial import Trial
@@ -80,7 +80,6 @@ class Way(NamedTuple):
     """Whether steps are batch-invariant."""
 
 
-@apart()
 def load_decoder(
     model: Any,
     *,
@@ -130,7 +129,7 @@ def load_decoder(
     if not on_gpu:
         if races is not None and not isinstance(way.forward, Transformer):
             races.watch_only(model)
-        give_back()  # what trials took
+        _return_freed_memory()
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices
     if attention == "invariant" and not way.invariant and way.forward.drafts != "none":
@@ -141,6 +140,15 @@ def load_decoder(
         prefill_chunk=prefill_chunk,
         batch_invariant=way.invariant,
     )
+
+
+def _return_freed_memory() -> None:
+    """Return what a load freed to the system.  glibc would keep it: half of a model's weights.
+
+    Other C libraries return it by themselves.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def new_cache(forward: Forward, max_context: int) -> KVCache:

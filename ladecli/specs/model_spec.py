@@ -55,7 +55,7 @@ def spec_of(
 
     A checkpoint that is quantised already stays as it is, whatever `quantize` says.  With
     `everything` the embedding and the last layer count as quantised, too, each for itself; the
-    embedding takes twice that, or where its file is mapped next to nothing.
+    embedding takes twice that.
     """
     config, text = model.config, model.config.get_text_config(decoder=True)
     compute = str(dtype).removeprefix("torch.")

@@ -13,7 +13,6 @@ from torch import nn
 from .attention.mask import Rules
 from .families import Family, activation, is_ours
 from .layer import Heads, Layer, Norm, Norms
-from .release import MappedFile, drop
 from .weights import Projection
 
 MOST_PACKED = 8
@@ -45,11 +44,10 @@ def layer_of(
     rotary: Sequence[str],
     projection: Callable[[Sequence[nn.Module]], Projection],
     norm: Callable[[nn.Module], Norm],
-    files: Sequence[MappedFile],
     index: int,
     layer: Any,
 ) -> Layer:
-    """One layer of a model, whose weights are read from files once."""
+    """One layer of a model."""
     attention, mlp = layer.self_attn, layer.mlp
     fused = hasattr(attention, "qkv_proj")
     qkv = [attention.qkv_proj] if fused else [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -66,7 +64,7 @@ def layer_of(
             for name, module in family.norms._asdict().items()
         },
     )
-    made = Layer(
+    return Layer(
         index=index,
         heads=Heads(text.num_attention_heads, text.num_key_value_heads, attention.head_dim),
         norms=norms,
@@ -78,8 +76,6 @@ def layer_of(
         down=projection([mlp.down_proj]),
         activation=act,
     )
-    drop(files)
-    return made
 
 
 def leave_file(model: nn.Module) -> None:

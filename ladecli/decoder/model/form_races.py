@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from .cpu_formats import FORMS, Form, computed_in, forms_of
 from .int8 import holds_int8
-from .release import give_back
 
 ONE, MANY = 1, 16
 """Rows of a plain step, and those by which forms show how fast they are for prompts."""
@@ -113,7 +112,6 @@ class Races:
         if not known and self._left > 0.0:
             raced = {(*weight, name): self._single[weight] for weight, name in names.items()}
             self._race({of: forms[: _count_of(*of[:2])] for of, forms in raced.items()})
-            give_back()  # what products took
         taken = [*self._taken]
         for weight, name in names.items():
             times = self._times(*weight, [name])

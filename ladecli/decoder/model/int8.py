@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
 from .cpu_formats import Form, Weight, rotated
-from .release import FileRows, MappedFile, drop, mapped_files
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -51,7 +50,7 @@ def quantise(model: Any, dtype: torch.dtype) -> None:
 
     The embedding's rows have 16; all other parameters get a type.
     """
-    embedding, files = model.get_input_embeddings(), mapped_files(model)
+    embedding = model.get_input_embeddings()
     found = [
         (parent, name, module)
         for parent in model.modules()
@@ -62,16 +61,11 @@ def quantise(model: Any, dtype: torch.dtype) -> None:
     found.sort(key=lambda each: each[2].weight.numel())
     while found:
         parent, name, module = found.pop()
-        if isinstance(module, nn.Linear):
-            setattr(parent, name, Int8Linear(module))
-        else:
-            own = [file for file in files if file.holds(module.weight)]
-            setattr(parent, name, HalfEmbedding(module, own))
-        del module  # and with it the weight, where no file has it
-        drop(files)
+        small = Int8Linear(module) if isinstance(module, nn.Linear) else HalfEmbedding(module)
+        setattr(parent, name, small)
+        del module  # and with it the weight
     for parameter in model.parameters():  # and no buffers: frequencies are exact
         parameter.data = parameter.data.to(dtype)
-    drop(files)
 
 
 def holds_int8(model: nn.Module) -> bool:
@@ -154,31 +148,23 @@ class HalfEmbedding(nn.Module):
 
     Args:
         embedding: what it is made of.
-        files: the mapped file that its weight is part of, if any.  It stays as it is: a text takes
-            few rows, and they are read out of it.
 
     Attributes:
         weight: [vocabulary, n]; no parameter, for these get other types.
-        kind: what its rows are rounded to.
         scale: of all rows.
     """
 
-    def __init__(self, embedding: nn.Embedding, files: Sequence[MappedFile]) -> None:
+    def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         weight = embedding.weight.detach()
-        self.kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
-        # A part of a file that was written to would keep all of it.
-        self.weight = weight if files else weight.to(self.kind, copy=True)
-        self._rows, self._files = FileRows.of(weight, files), files
+        kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
+        # A copy in any case: a part of a file would keep all of it in memory.
+        self.weight = weight.to(kind, copy=True)
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
-        read = self._rows
-        found = self.weight[ids] if read is None else read.read(ids.flatten())
-        if read is None:
-            drop(self._files)
-        return found.to(self.kind).float().view(*ids.shape, -1) * self.scale
+        return self.weight[ids].float() * self.scale
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:

@@ -26,7 +26,6 @@ from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import holds_int8
 from .layer import InvariantOps, Norm, TorchOps
-from .release import MappedFile, drop, mapped_files
 from .rotary import Rotary, RotaryTables
 from .weights import CPU_TYPES, project
 
@@ -71,9 +70,7 @@ class Transformer:
         self.dtype = given if self.keeps_weights or self.foreign else computed_in(given)
         if holds_int8(model):
             self.dtype = torch.float32  # what products give, and norms take half as long in
-        files: list[MappedFile] = []
         if not self.keeps_weights:
-            files = mapped_files(model)
             leave_file(model)
         self._embed = body.embed_tokens
         self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
@@ -87,14 +84,13 @@ class Transformer:
         self.rotary = RotaryTables(
             body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)
         )
-        make = partial(layer_of, text, family, self.rotary.kinds, projection, norm, files)
+        make = partial(layer_of, text, family, self.rotary.kinds, projection, norm)
         self.layers = make_layers(make, body.layers, at_once=MOST_PACKED if on_cpu and pack else 1)
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]
         shared = getattr(model.lm_head, "weight", None) is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
-        drop(files)
         self._products = [self._head, *(each for layer in self.layers for each in layer.products)]
         self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in self._products)
         self.use(attention)
