@@ -15,7 +15,7 @@ import io
 import re
 import sys
 import tempfile
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pyte
@@ -107,21 +107,26 @@ def tune(model: str, out: Path) -> None:
 
 
 def bench(model: str, out: Path) -> None:
-    """Methods side by side: the last table, without those above it."""
+    """Methods side by side: the main table, with what it comes to above it."""
     methods = "autoregressive,prompt-lookup,paper,lookahead,hf"
-    options = ["--color", "always", "--limit", "6", "-n", "64", "--strategies", methods]
+    options = ["--color", "always", "--strategies", methods]
     with Terminal("bench", model, *options, columns=104, lines=84) as terminal:
         terminal.close()
-        draw(terminal.screen, f"lade bench {model}", out / "bench.svg", since="How fast")
+        title = f"lade bench {model}"
+        draw(terminal.screen, title, out / "bench.svg", since=model, until="Speed-up by")
 
 
 PICTURES = {"live": live, "chat": chat, "inspector": inspector, "tune": tune, "bench": bench}
 
 
-def draw(screen: pyte.Screen, title: str, path: Path, since: str = "") -> None:
-    """A screen as an SVG file, from the row on that starts with `since`."""
+def draw(
+    screen: pyte.Screen, title: str, path: Path, *, since: str = "", until: str | None = None
+) -> None:
+    """A screen as an SVG file, from the row that starts with `since` to that before `until`."""
     rows = [row(screen, line) for line in range(screen.lines)]
     rows = [*dropwhile(lambda row: not row.plain.startswith(since), rows)]
+    if until is not None:
+        rows = [*takewhile(lambda row: not row.plain.startswith(until), rows)]
     while rows and not rows[-1].plain.strip():
         rows.pop()
     console = Console(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
     from .methods import Sweep
 
+PROMPTS = 6
+"""Of the builtin suite, without --limit: as few as an interval needs."""
 PASSAGES = 3
 """Of every length, in a sweep over contexts."""
 
@@ -70,7 +73,7 @@ def run(request: BenchRequest) -> int:
             if request.json:
                 print(to_json(result))
             else:
-                report.show(result, terminal.console(sys.stdout))
+                report.show(result, terminal.console(sys.stdout, columns=report.COLUMNS))
         if result.interrupted:
             terminal.say("stopped early; what was measured until then is shown")
             return INTERRUPTED
@@ -89,7 +92,6 @@ def _measure(
     from .measure import Measurement  # and with it torch, which is loaded by now
 
     created, loaded, choice = now(), session.loaded, session.choice
-    request = replace(request, max_new_tokens=request.new_tokens)
     chosen, refused = methods.choose(request, choice, loaded.defaults.without_samples, swept)
     template = request.template(session.has_template) if prompts is not None else None
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
@@ -98,7 +100,9 @@ def _measure(
     sizes = {"prompt": len(tasks), "method": len(runners), "repeat": request.repeat}
     terminal.say(f"measuring {' × '.join(counted(size, of) for of, size in sizes.items())}")
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
-        measured = Measurement(runners, loaded.device, cancelled, progress)
+        measured = Measurement(
+            runners, loaded.device, cancelled, progress, partial(_announce, terminal)
+        )
         measured.run(tasks, request.repeat)
     if not measured.runs and measured.interrupted:
         return None
@@ -122,6 +126,13 @@ def _measure(
     )
 
 
+def _announce(terminal: Terminal, seconds: float) -> None:
+    """Say how long the rest of a measurement takes."""
+    if seconds:
+        time = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+        terminal.say(f"this will take about {time} more; Ctrl-C keeps what was measured until then")
+
+
 def _make_tasks(
     request: BenchRequest,
     session: Session,
@@ -134,11 +145,12 @@ def _make_tasks(
     Without `prompts`, that is passages of the contexts in `swept`.
     """
     if prompts is not None:
-        rows = suites.some(prompts, request.limit)
-        return make_dialogues(session, request, rows, terminal, request.new_tokens)
+        limit = request.limit or (PROMPTS if request.prompts == suites.BUILTIN else None)
+        rows = suites.some(prompts, limit)
+        return make_dialogues(session, request, rows, terminal, request.max_new_tokens)
     lengths = [int(value) for value in swept["context"]]
     found = split_usable(
-        make_passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
+        make_passages(session, lengths, request.limit or PASSAGES, request.max_new_tokens)
     )
     terminal.say(*session.new_notices())
     return found
@@ -152,7 +164,7 @@ def _conditions(
         prompts="passages" if "context" in swept else Path(request.prompts).name,
         rows=rows,
         repeat=request.repeat,
-        max_new_tokens=request.new_tokens,
+        max_new_tokens=request.max_new_tokens,
         ignore_eos=request.ignore_eos,
         template=first.template is not None,
         sampling=sampling_shown(first.sampling),

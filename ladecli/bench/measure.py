@@ -1,4 +1,4 @@
-"""Methods on the same prompts, in turn: what disturbs the machine disturbs all alike."""
+"""Methods on the same prompts, in turn: what disturbs the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Measurement:
     """Lets methods take turns on tasks.
 
     `cancelled` is called after every step, and true ends the measurement; `progress` is called with
-    the number of runs that were done since the last call.
+    the number of runs that were done since the last call; `announce`, after the first task, with
+    the seconds that the others will take.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Measurement:
         device: Device,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None] = lambda _runs: None,
+        announce: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self.runs: list[Run] = []  # in the order of time, as are `failures`
         self.failures: list[Failure] = []
@@ -48,7 +50,7 @@ class Measurement:
         self._runners = list(runners)
         self._device = device
         self._cancelled = cancelled
-        self._progress = progress
+        self._progress, self._announce = progress, announce
         # By method and part of a step, the seconds of all steps after the first.
         self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
 
@@ -61,9 +63,12 @@ class Measurement:
         try:
             self._warm_up(tasks[0].first()[:PROMPT])
             began = time.perf_counter()
-            rounds = product(range(1, repeats + 1), tasks)
-            for number, (repeat, task) in enumerate(rounds):
-                self._round(task, repeat, self._order(number))
+            order = random.Random(0)  # the same in every benchmark
+            for number, (repeat, task) in enumerate(product(range(1, repeats + 1), tasks)):
+                self._round(task, repeat, order.sample(self._runners, len(self._runners)))
+                if number == 0:
+                    rest = repeats * len(tasks) - 1
+                    self._announce(rest * (time.perf_counter() - began))
         except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:
@@ -94,17 +99,6 @@ class Measurement:
                 runner.answer(prompt, enough)
             if self._cancelled():
                 raise Stopped
-
-    def _order(self, number: int) -> list[MethodRunner]:
-        """The order of a round: Williams' (1949), shuffled, the same in every benchmark.
-
-        Of as many rounds as there are methods each is once at every place, after changing ones.
-        """
-        count = len(self._runners)
-        block, shift = divmod(number, count)
-        order = random.Random(block).sample(self._runners, count)
-        places = (at // 2 if at % 2 == 0 else -(at // 2) - 1 for at in range(count))
-        return [order[(place + shift) % count] for place in places]
 
     def _round(self, task: BenchTask, repeat: int, order: Sequence[MethodRunner]) -> None:
         """One task for all methods, in an order."""

@@ -12,7 +12,7 @@ from ..decoder.config import SOURCES, SamplingConfig
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
 from ..session import opening
-from .result import FOREIGN, PLAIN, STOCK_COMPILED, Failure, Method, lookahead_shown
+from .result import FOREIGN, PLAIN, STOCK, STOCK_COMPILED, Failure, Method, lookahead_shown
 
 if TYPE_CHECKING:
     from ..options.commands import BenchRequest
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
 """In the order of reports."""
-DEFAULT = tuple(name for name in STRATEGIES if name != STOCK_COMPILED)
-"""Without --strategies: compiling may take longer than measuring."""
+DEFAULT = (PLAIN, "prompt-lookup", "lookahead", STOCK)
+"""Without --strategies."""
 ON_LONG_TEXTS = (PLAIN, "paper", "lookahead")
 """The default of a sweep over contexts, where every method takes long."""
 

@@ -25,23 +25,19 @@ class Document:
 
 
 def terminal(report: Document, console: Console) -> None:
-    """Print a document from its end: what matters comes last, where it stays on the screen."""
+    """Print a document."""
     line(console, report.title, "bold")
-    left_out: set[str] = set()
-    for table in reversed(report.tables):
-        console.print()
-        left_out |= print_table(table, console)
-    console.print()
-    if names := ", ".join(sorted(left_out - {""})):
-        line(
-            console,
-            f"left out for want of room: {names}; a wider screen or a file has it all",
-            "dim",
-        )
+    for sentence in report.headline:
+        line(console, sentence, "bold")
     for caveat in report.caveats:
         line(console, f"note: {caveat}", "yellow")
-    for sentence in reversed(report.headline):
-        line(console, sentence, "bold")
+    left_out: set[str] = set()
+    for table in report.tables:
+        console.print()
+        left_out |= print_table(table, console)
+    if names := ", ".join(sorted(left_out - {""})):
+        console.print()
+        line(console, f"left out for want of room: {names}; --report FILE.md has it all", "dim")
 
 
 def markdown(report: Document) -> str:

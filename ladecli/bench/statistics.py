@@ -8,27 +8,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..metrics import ratio
 from .result import Result, Run
 
-MIN_ROWS = 3
-"""Rows that an interval needs."""
+LEVEL = 0.05
+"""The probability that an interval does not hold what it is of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure and its 95 % confidence interval."""
+class Speedup:
+    """The median of the prompts' speed-ups, and its 95 % confidence interval."""
 
     value: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None  # None with fewer than 6 prompts
 
     @property
     def clear(self) -> bool:
-        """Whether a factor differs from 1 by more than chance."""
-        return not self.low <= 1.0 <= self.high
+        """Whether it differs from 1 by more than chance."""
+        return self.interval is not None and not self.interval[0] <= 1.0 <= self.interval[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +35,10 @@ class Figures:
     method: str
     tokens_per_step: float
     width: float | None  # tokens fed per step; the first one is not in this and the next figures
-    tokens_per_second: float
+    tokens_per_second: float  # the median of the prompts
     first_seconds: float
     step_median: float | None  # seconds, without the first steps
-    speedup: Interval | None  # over the baseline, on the rows that both have
+    speedup: Speedup | None  # over the baseline, on the rows that both have
     peak_memory: int | None  # bytes
     equal: int
     compared: int
@@ -66,7 +63,7 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
                 method=method.name,
                 tokens_per_step=tokens_per_step(runs),
                 width=ratio(sum(fed), len(steps)) if len(fed) == len(runs) else None,
-                tokens_per_second=rate(runs),
+                tokens_per_second=statistics.median(_rates(runs).values() or [0.0]),
                 first_seconds=statistics.median(run.first_seconds for run in runs),
                 step_median=statistics.median(steps) if steps else None,
                 speedup=None if itself else speedup(runs, baseline),
@@ -83,61 +80,46 @@ def tokens_per_step(runs: Sequence[Run]) -> float:
     return ratio(sum(run.tokens for run in runs), sum(run.steps for run in runs))
 
 
-def rate(runs: Iterable[Run]) -> float:
-    """Tokens per second after the first step, of all rows together: the median repeat of each."""
-    rows = [np.median(list(each.values()), axis=0) for each in _by_row(runs).values()]
-    tokens, seconds = np.sum(rows, axis=0) if rows else (0.0, 0.0)
-    return ratio(float(tokens), float(seconds))
-
-
-def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
-    """The ratio of the rates, with Tukey's jackknife interval over the rows that both answered.
-
-    Answers that one side alone has, as where the other failed in a later turn, do not count.  Of a
-    row's repeats the median counts: what disturbs one of them is no property of the method.  None
-    with fewer than `MIN_ROWS` rows.
-    """
-    from scipy.stats import sem, t
-
-    common = {run.key for run in runs if run.decoded} & {run.key for run in baseline if run.decoded}
-    ours, theirs = (_by_row(r for r in of if r.key in common) for of in (runs, baseline))
-    rows = [
-        np.median([(*repeats[each], *theirs[row][each]) for each in repeats], axis=0)
-        for row, repeats in ours.items()
-    ]
-    if (count := len(rows)) < MIN_ROWS:
-        return None
-
-    def log_ratio(sums: np.ndarray) -> np.ndarray:
-        tokens, seconds, base_tokens, base_seconds = np.log(sums).T
-        return np.asarray(tokens - seconds + base_seconds - base_tokens)
-
-    # The logarithm is nearly normal however few rows there are.
-    value, without = log_ratio(np.sum(rows, axis=0)), log_ratio(np.sum(rows, axis=0) - rows)
-    margin = t.ppf(0.975, count - 1) * (count - 1) * sem(without)
-    return Interval(*(math.exp(each) for each in (value, value - margin, value + margin)))
-
-
-def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
-    """Tokens and seconds after the first step, by row and repeat; turns are added up."""
-    found: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
+def _rates(runs: Iterable[Run]) -> dict[str, float]:
+    """Tokens per second after the first step, by row: the median of its repeats."""
+    sums: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
     for run in runs:
-        if run.decoded:
-            tokens, seconds = found[run.row].get(run.repeat, (0, 0.0))
-            found[run.row][run.repeat] = (tokens + run.decoded, seconds + run.decode_seconds)
-    return found
+        if run.decoded:  # the turns of a conversation are added up
+            tokens, seconds = sums[run.row].get(run.repeat, (0, 0.0))
+            sums[run.row][run.repeat] = (tokens + run.decoded, seconds + run.decode_seconds)
+    return {
+        row: statistics.median(ratio(*repeat) for repeat in repeats.values())
+        for row, repeats in sums.items()
+    }
 
 
-def drift(result: Result) -> float:
-    """Relative time per token by which the last repeat was slower than the first; 0 if unknown.
+def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
+    """The speed-up over the baseline; None without a row that both answered.
 
-    The median over methods and rows.
+    Answers that one side alone has, as when the other failed in a later turn, do not count.
     """
-    by_row = (_by_row(result.runs_of(method.name)).values() for method in result.methods)
-    repeats = [each for rows in by_row for each in rows if len(each) > 1]
-    rates = [(ratio(*each[min(each)]), ratio(*each[max(each)])) for each in repeats]
-    changes = [first / last - 1.0 for first, last in rates if first and last]
-    return statistics.median(changes) if changes else 0.0
+    common = {run.key for run in runs if run.decoded} & {run.key for run in baseline if run.decoded}
+    ours, theirs = (_rates(run for run in of if run.key in common) for of in (runs, baseline))
+    ratios = sorted(rate / theirs[row] for row, rate in ours.items() if theirs[row])
+    if not ratios:
+        return None
+    return Speedup(statistics.median(ratios), median_interval(ratios))
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the median of what some values are drawn from; None with
+    fewer than 6 of them.
+
+    It lies between two of the values and assumes nothing about their distribution: each value is
+    below the median as often as a coin shows heads.
+    """
+    count, tail, outside = len(ordered), 0.0, 0
+    while outside < count:
+        tail += math.comb(count, outside) / 2**count
+        if 2 * tail > LEVEL:
+            break
+        outside += 1
+    return (ordered[outside - 1], ordered[count - outside]) if outside else None
 
 
 def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def run(request: VerifyRequest) -> int:
         The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
         does not, or if nothing could be compared; 130 after Ctrl-C.
     """
-    request, began = replace(request, max_new_tokens=request.new_tokens), time.perf_counter()
+    began = time.perf_counter()
     rows = suites.some(suites.load(request.prompts, offline=request.offline), request.limit)
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal, request, request)

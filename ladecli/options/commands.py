@@ -26,9 +26,6 @@ from .model import (
     model_option,
 )
 
-MEASURED_TOKENS = 128
-"""Default length of an answer that is measured."""
-
 _measure = partial(option, "Measuring", lasting=False)
 _argument = partial(output_option, default=MISSING, argument=True, lasting=False)
 
@@ -46,9 +43,7 @@ class JsonOptions(Options):
 class MeasureRequest(JsonOptions, AnswerOptions):
     """The options that `lade bench` and `lade verify` share."""
 
-    max_new_tokens: int | None = length_option(
-        f"Maximum number of new tokens; default: {MEASURED_TOKENS}.", "-n", least=1
-    )
+    max_new_tokens: int = length_option("Maximum number of new tokens.", "-n", default=128, least=1)
     prompts: str = _measure(
         "builtin, mt-bench, humaneval, gsm8k, spec-bench, or a .jsonl file.",
         default="builtin",
@@ -56,23 +51,22 @@ class MeasureRequest(JsonOptions, AnswerOptions):
     )
     limit: int | None = _measure("Maximum number of prompts, of all categories.", least=1)
 
-    @property
-    def new_tokens(self) -> int:
-        """Maximum number of new tokens."""
-        return self.max_new_tokens or MEASURED_TOKENS
-
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(MeasureRequest, RankedOptions):
     """Measure strategies side by side, and transformers' own generate beside them."""
 
     strategy: str = "lookahead"  # no option: each method has a strategy of its own
+    max_new_tokens: int = length_option("Maximum number of new tokens.", "-n", default=64, least=1)
+    limit: int | None = _measure(
+        "Maximum number of prompts, of all categories; default: 6 of the builtin ones.", least=1
+    )
     strategies: str | None = _measure(
         "Some of autoregressive, jacobi, prompt-lookup, paper, lookahead, hf,"
-        " hf-prompt-lookup, hf-compiled; default: all but hf-compiled, which compiles first.",
+        " hf-prompt-lookup, hf-compiled; default: autoregressive,prompt-lookup,lookahead,hf.",
         metavar="LIST",
     )
-    repeat: int = _measure("Number of times that every prompt is measured.", default=3, least=1)
+    repeat: int = _measure("Number of times that every prompt is measured.", default=1, least=1)
     sweep: list[str] | None = _measure(
         "A grid, such as 'W=5,10,15 N=3,5 G=W'; axes: W, N, G, budget, sources, context.",
         metavar="AXES",

@@ -81,7 +81,7 @@ class Finding:
 
 def is_screen(console: Console) -> bool:
     """Whether lines end at the console's width, with colours or without."""
-    return console.file.isatty()
+    return console.file.isatty() or getattr(console, "paged", False)
 
 
 def line(console: Console, text: str, style: str | None = None) -> None:
@@ -92,10 +92,10 @@ def line(console: Console, text: str, style: str | None = None) -> None:
 
 def show(part: RenderableType, console: Console) -> None:
     """Print a table or the like: on a pipe every row is one line, without blanks at its end."""
-    if is_screen(console):
+    if console.file.isatty():
         console.print(part)
         return
-    options = console.options.update(width=WIDE)
+    options = console.options.update(width=console.width if is_screen(console) else WIDE)
     for segments in console.render_lines(part, options, pad=False):
         row = Text.assemble(*((each.text, each.style or "") for each in segments))
         row.rstrip()

@@ -36,17 +36,23 @@ class Terminal:
     color: str = "auto"  # or always, or never
     quiet: bool = False  # whether only errors go to stderr
 
-    def console(self, stream: TextIO, *, is_terminal: bool | None = None) -> Console:
+    def console(
+        self, stream: TextIO, *, is_terminal: bool | None = None, columns: int | None = None
+    ) -> Console:
         """A console on a stream, with or without colours as the user asked.
 
         Args:
             stream: where to.
             is_terminal: whether it takes control sequences; None for what the colours need.
+            columns: of a stream that is no terminal; None to leave its lines whole.
         """
         from .console import SafeConsole
 
         choice = {"always": True, "never": False}.get(self.color)
+        paged = columns is not None and not stream.isatty()
         return SafeConsole(
+            paged=paged,
+            width=columns if paged else None,
             file=stream,
             force_terminal=choice if is_terminal is None else is_terminal,
             no_color=None if choice is None else not choice,

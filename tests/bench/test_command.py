@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ladecli.bench.methods import DEFAULT
+from ladecli.bench.methods import DEFAULT, STRATEGIES
 from ladecli.bench.result import SCHEMA
 from ladecli.bench.runners import OwnRunner
 
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
 TWO = ("--strategies", "autoregressive,lookahead")
+ALL = STRATEGIES[:-1]  # the last one compiles
 ROWS = (
     {"id": "one", "category": "prose", "prompt": "Once upon a time there was"},
     {"id": "two", "category": "code", "prompt": "def f(x):\n    return f(x)\ndef f(x):"},
@@ -51,12 +52,12 @@ def before_answers(patch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None
 
 
 def test_all_strategies_side_by_side(bench: Any, tmp_path: Path) -> None:
-    done = bench("--json", "-q")
+    done = bench("--json", "-q", "--strategies", ",".join(ALL))
     assert (done.code, done.err) == (0, "")
     found = done.json()
     assert found["schema"] == SCHEMA == "lade-bench/1"
     settings = {c["name"]: c["settings"] for c in found["contenders"]}
-    assert [*settings] == list(DEFAULT)
+    assert [*settings] == list(ALL)
     assert settings["lookahead"] == {"budget": 24, "sources": "context+recycled"}
     assert settings["paper"] == {
         "window": 7, "ngram": 5, "guesses": 7, "budget": 56, "sources": "trajectory",
@@ -74,7 +75,7 @@ def test_all_strategies_side_by_side(bench: Any, tmp_path: Path) -> None:
         assert run["peak_memory"] is None or run["peak_memory"] > 0
     assert digests.keys() == {("one", 1), ("two", 1), ("talk", 1), ("talk", 2)}
     assert all(len(each) == 1 for each in digests.values())
-    assert len(found["runs"]) == len(DEFAULT) * 4
+    assert len(found["runs"]) == len(ALL) * 4
     by_method: dict[str, list[dict[str, Any]]] = {}
     for run in found["runs"]:
         by_method.setdefault(run["contender"], []).append(run)
@@ -91,6 +92,16 @@ def test_all_strategies_side_by_side(bench: Any, tmp_path: Path) -> None:
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
     assert spent["lookahead"].keys() == {"draft", "forward", "commit", "learn", "text"}
+
+
+def test_the_default_is_short_and_fits_a_pipe(lade: Any, tmp_path: Path) -> None:
+    done = lade("bench", "-n", "2", "--report", str(tmp_path / "r.json"))
+    assert done.code == 0
+    assert "6 prompts × 4 methods × 1 repeat" in done.err
+    assert "more; Ctrl-C" in done.err
+    assert max(map(len, done.out.splitlines())) <= 100
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [method["name"] for method in found["contenders"]] == [*DEFAULT]
 
 
 def test_reports_of_compiled_steps_beside_ours(

@@ -59,16 +59,6 @@ def contexts() -> Result:
     return dataclasses.replace(made, conditions=asked)
 
 
-def slower_at_the_end() -> Result:
-    """The last of three repeats took a fifth longer."""
-
-    def change(each: Run) -> dict[str, object]:
-        factor = 1.2 if each.repeat == 3 else 1.0
-        return {"step_seconds": tuple(factor * s for s in each.step_seconds)}
-
-    return with_runs(result(), change)
-
-
 RESULTS = {
     "plain": result(),
     "contexts": contexts(),
@@ -105,12 +95,9 @@ def test_answers_that_differ_are_in_the_headline() -> None:
     ("made", "words"),
     [
         (result(interrupted=True), "Interrupted"),
-        (result(repeats=1), "measured once"),
         (result(reference=None), "no baseline"),
-        (result(rows=2), "A speed-up needs 3 prompts"),
-        (with_runs(result(), lambda _: ONE_STEP), "A speed-up needs 3 prompts"),
-        (result(rows=4), "too narrow"),
-        (slower_at_the_end(), "not steady: from the first repeat to the last, times changed by +2"),
+        (result(rows=5), "An interval needs 6 prompts"),
+        (with_runs(result(), lambda _: ONE_STEP), "An interval needs 6 prompts"),
         (result(failures=(Failure("jacobi", "row-1", "KeyError"),)), "Failed: jacobi"),
     ],
 )
