@@ -25,7 +25,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from common import argument_parser, print_head, print_row, save
 
-from ladecli.session import limited
 from tests import fuzzing
 
 
@@ -37,7 +36,6 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the files of failing cases")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    limited.SECONDS = 0.5  # of templates that have no end: thousands of them are waited for
     with tempfile.TemporaryDirectory() as place:
         os.environ.update(HOME=place, HF_HOME=place, XDG_CACHE_HOME=place)
         return fuzz(args, Path(place))

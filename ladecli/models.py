@@ -273,6 +273,11 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
         source, hub_options = planned.parts.tokenizer, {**hub_options, "gguf_file": None}
     with _loading(planned.parts.base, planned.options, progress, "its tokenizer"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **hub_options)
+        if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+            kind = type(tokenizer).__name__
+            raise LoadError(f"{planned.parts.base} has a {kind}, which is not for one text alone")
+        if len(tokenizer) == len(tokenizer.get_added_vocab()):  # transformers found no file
+            raise LoadError(hub.no_tokenizer(planned.parts.base))
         if not getattr(tokenizer, "chat_template", None) and not hub_options.get("gguf_file"):
             tokenizer.chat_template = hub.processor_template(source, hub_options)
         return tokenizer

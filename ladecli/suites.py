@@ -13,20 +13,22 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     ValidationError,
+    model_validator,
 )
 
 from . import files
 from .errors import LadeError, UsageError, describe_error, flaw
-from .session.chat_template import REASONING_KEYS
-from .session.conversation import Conversation, NotSupported, as_parts
+from .session.chat_template import REASONING_KEYS, ChatMessage
+from .session.conversation import as_parts
 from .session.dialogue import Row
 
 BUILTIN = "builtin"
@@ -46,19 +48,47 @@ class _Part(BaseModel):
     text: str
 
 
-class _Message(BaseModel):
-    """A message in OpenAI's form."""
+def _content(value: Any) -> Any:
+    """A content as typed parts; messages that call tools may have none."""
+    return None if value is None else as_parts(value)
 
-    role: Literal["system", "developer", "user", "assistant"]
-    tool_calls: NotSupported = None
-    function_call: NotSupported = None
-    content: Annotated[list[_Part], BeforeValidator(as_parts)]
+
+class _Message(BaseModel):
+    """A message in OpenAI's form; what else it has is for the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[list[_Part] | None, BeforeValidator(_content)] = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None  # an older form of such calls
     reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
+
+    @model_validator(mode="after")
+    def _says_something(self) -> _Message:
+        if self.content is None and not (self.tool_calls or self.function_call):
+            raise ValueError("its content must be text, or a list of parts")
+        return self
 
     @property
     def text(self) -> str:
         """All of its content."""
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
+
+    def for_template(self) -> ChatMessage:
+        """The message as chat templates take it."""
+        calls = self.tool_calls
+        if self.function_call:
+            calls = [{"type": "function", "function": self.function_call}]
+        parts = [part.model_dump() for part in self.content or ()]
+        values = {
+            **(self.model_extra or {}),
+            "role": "tool" if self.role == "function" else self.role,
+            "content": self.content and (parts if len(parts) > 1 else self.text),
+            "tool_calls": calls,
+            "reasoning": self.reasoning,
+        }
+        return {key: value for key, value in values.items() if value is not None}
 
 
 class _Line(BaseModel):
@@ -70,6 +100,23 @@ class _Line(BaseModel):
     prompt: str | None = None
     turns: list[str] = []
     messages: list[_Message] = []
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    functions: list[dict[str, Any]] | None = None  # an older form of tools
+    function_call: Literal["auto", "none"] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        functions = [{"type": "function", "function": one} for one in self.functions or ()]
+        own = {"tools": self.tools or functions, "documents": self.documents}
+        if "none" in (self.tool_choice, self.function_call):
+            del own["tools"]
+        return (self.chat_template_kwargs or {}) | {
+            key: value for key, value in own.items() if value
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +197,7 @@ def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
 
 def row_notices(rows: Sequence[Row], system: str | None) -> list[str]:
     """Lines about rows to which a system message of the command line does not go."""
-    count = sum(row.start.system is not None for row in rows)
+    count = sum(row.has_system for row in rows)
     if system is None or not count:
         return []
     which = "all rows" if count == len(rows) else f"{count} of {len(rows)} rows"
@@ -195,6 +242,24 @@ def read_rows(name: str) -> dict[int, Row]:
     return rows
 
 
+def rows_of(text: str) -> dict[int, Row]:
+    """The rows of standard input by line number; none if a line of it is no object of JSON with a
+    prompt: then it is one text.
+
+    Raises:
+        UsageError: a row is invalid.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            return {}
+        if not (isinstance(values, dict) and values.keys() & {"prompt", "turns", "messages"}):
+            return {}
+    return _parse(text, display_name(STDIN))
+
+
 def _parse(text: str, where: str) -> dict[int, Row]:
     """Rows by line number, from 1 on; unknown keys and blank lines are ignored."""
     rows: dict[int, Row] = {}
@@ -209,43 +274,41 @@ def _parse(text: str, where: str) -> dict[int, Row]:
             problem = flaw(error) if isinstance(error, ValidationError) else error
             raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}") from error
         row_id, category = (each and each.strip() for each in (found.id, found.category))
-        rows[number] = Row(row_id or line_id(number), category or "all", turns, start)
+        name = row_id or line_id(number)
+        rows[number] = Row(name, category or "all", turns, tuple(start), found.arguments)
     return rows
 
 
-def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
-    """The user's texts that wait for an answer, and what was said before.
+def _said(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
+    """The user's texts that wait for an answer, and the messages before them.
 
     Raises:
         ValueError: there are none; the message says why.
     """
-    start = Conversation(line.system)
+    system = [] if line.system is None else [{"role": "system", "content": line.system}]
     asked = [name for name in ("prompt", "turns", "messages") if getattr(line, name)]
     if len(asked) > 1:
         raise ValueError(f"it has {asked[0]!r} and {asked[1]!r}; keep one of them")
     if turns := tuple(line.turns) if line.prompt is None else (line.prompt,):
         if not all(map(str.strip, turns)):
             raise ValueError("a prompt is blank")
-        return turns, start
+        return turns, [*system]
     if not line.messages:
         raise ValueError("it has no 'prompt', 'turns' or 'messages'")
-    *earlier, last = line.messages
-    for number, message in enumerate(earlier):
-        if message.role == "user":
-            start = start.asked(message.text)
-        elif message.role == "assistant":
-            start = start.answered(message.text, reasoning=message.reasoning)
-        elif number == 0 and line.system is not None:
+    for number, message in enumerate(line.messages, start=1):
+        if message.role not in ("system", "developer"):
+            continue
+        if number > 1:
+            raise ValueError(f"message {number} is a {message.role} message, which stands first")
+        if system:
             raise ValueError(f"it has 'system' and a {message.role} message; keep one of them")
-        elif number == 0:
-            start = Conversation(message.text)
-        else:
-            raise ValueError(
-                f"message {number + 1} is a {message.role} message, which stands first"
-            )
-    if last.role != "user" or not last.text.strip():
-        raise ValueError(f"the last message is the {last.role}'s, and must be a text of the user's")
-    return (last.text,), start
+    last = line.messages[-1]
+    answerable = last.role in ("tool", "function") or (last.role == "user" and last.text.strip())
+    if not answerable:
+        raise ValueError(
+            f"the last message is the {last.role}'s, and must be a text of the user's, or a tool's"
+        )
+    return (), [*system, *(message.for_template() for message in line.messages)]
 
 
 def _fetch(name: str, offline: bool) -> tuple[Row, ...]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ladecli.session import limited
 
 from . import fuzzing
 from .hub_files import copied, stating
@@ -22,13 +19,6 @@ CASES = 500
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, fuzzing.Kind]:
     return fuzzing.kinds_of(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Templates that never end are waited for as long as it takes to see that."""
-    monkeypatch.setattr(limited, "SECONDS", 0.2)
-    monkeypatch.setattr(limited, "MEMORY", 100 << 20)
 
 
 @pytest.mark.slow
@@ -69,16 +59,6 @@ def test_an_adapter_of_no_model(
     assert "base_model_name_or_path is no text" in told
 
 
-ENDLESS = {
-    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "a power": "{{ (10 ** (10**9)) > 1 }}",
-    "a long text": "{{ 'a' * 10**12 }}",
-    "a text that doubles": "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}"
-    "{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
-    "a long prompt": "{{ 'a' * 9000000 }}{{ messages[0].content }}",
-}
-
-
 @pytest.fixture
 def refused(lade: Any, model_folder: str, tmp_path: Path) -> Any:
     """The line that a chat template is refused with."""
@@ -90,12 +70,6 @@ def refused(lade: Any, model_folder: str, tmp_path: Path) -> Any:
         return told
 
     return call
-
-
-@pytest.mark.parametrize("case", ENDLESS)
-def test_a_template_without_an_end_is_refused(case: str, refused: Any) -> None:
-    told = refused(ENDLESS[case] + "{{ messages[0].content }}")
-    assert re.match(r"the chat template .*/t\.jinja .*s more than .*--raw", told)
 
 
 def test_a_template_that_is_nested_too_deeply(refused: Any) -> None:

@@ -441,7 +441,7 @@ def test_reasoning_under_another_name_reaches_the_template(muser: str, rows_file
     ]
     assert "Hma" in session.loaded.tokenizer.decode(session.encode_chat(said))
     (row,) = suites.load(rows_file({"messages": said}))
-    assert row.start.messages[-1].reasoning == "Hm"
+    assert row.start[1]["reasoning"] == "Hm"
 
 
 def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None:

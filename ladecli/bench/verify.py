@@ -57,7 +57,7 @@ def run(request: VerifyRequest) -> int:
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal, request, request)
     dialogues, skipped = make_dialogues(session, request, rows, terminal)
-    answers = 2 * sum(len(row.turns) for row in rows)
+    answers = 2 * sum(row.answers for row in rows)
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
         found = Verifier(session, request, cancelled, advance).compare(dialogues)
     found.skipped[:0] = skipped

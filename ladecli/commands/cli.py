@@ -270,8 +270,8 @@ def entry(arguments: list[str] | None = None) -> int:
     except TyperException as error:
         # What the parser itself refuses: unknown options, words in place of numbers.
         return _failed(_refused(error), UsageError.exit_code)
-    except Exception as error:
-        if debug:
+    except BaseException as error:  # a panic of a library's Rust is no Exception
+        if debug or isinstance(error, SystemExit):
             raise
         if isinstance(error, Error):
             bad_input = isinstance(error, UsageError | ConfigError | PromptError)

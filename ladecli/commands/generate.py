@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..decoder.errors import PromptError, RankError
-from ..errors import INTERRUPTED, LadeError, UsageError
+from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
 from ..session.dialogue import Dialogue, Row
 from ..session.text import Part
-from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices
+from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices, rows_of
 from ..trace import record
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import remarks, together
@@ -30,14 +30,16 @@ def run(request: GenerateRequest) -> int:
 
     The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C or SIGTERM.
     """
-    rows = gather(request.prompt or [], request.prompt_file or [])
-    record.check(request, sum(len(row.turns) for row in rows))
-    texts, terminal = pool_file.check(request), Terminal(request.color, request.quiet)
+    terminal = Terminal(request.color, request.quiet)
+    rows = gather(request.prompt or [], request.prompt_file or [], terminal.say)
+    answers_to_give = sum(row.answers for row in rows)
+    record.check(request, answers_to_give)
+    texts = pool_file.check(request)
     with opening.open_with_ranks(request, terminal) as session:
         talks = []
         # All prompts are checked before the first is answered: no half of the work is lost.
         for number, row in enumerate(rows, start=1):
-            # A conversation cannot be put to a model without one, unless --raw asks for that.
+            # A conversation needs one, unless --raw asks for none.
             template = request.template(session.has_template or row.is_conversation)
             system = request.system if template else None
             talks.append(Dialogue(session, row, system, template))
@@ -47,7 +49,7 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
-        answers = _Answers(request, session, terminal)
+        answers = _Answers(request, session, terminal, answers_to_give)
         # To ranks it says that one of them has failed.
         ends = (signal.SIGTERM,) if session.ranks == 1 else ()
         kept = pool_file.keep_drafts(session, request.pool_file, texts)
@@ -59,32 +61,38 @@ def run(request: GenerateRequest) -> int:
     return answers.code
 
 
-def gather(texts: Sequence[str], files: Sequence[str]) -> list[Row]:
+def gather(
+    texts: Sequence[str], files: Sequence[str], say: Callable[[str], object] = lambda _: None
+) -> list[Row]:
     """All prompts; those of a .jsonl have the ids of their rows, others a number.
 
-    Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line.
+    Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line; so has
+    standard input if all of its lines are rows, which `say` is told.
 
     Raises:
         UsageError: none was given, or one cannot be read; the message names it and the fix.
     """
     prompts = [_row(1, text, "--prompt") for text in texts]
-    if not texts and not files:
-        no_prompt = "no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in"
-        if sys.stdin is None or sys.stdin.isatty():
-            raise UsageError(no_prompt)
-        piped = read_text(STDIN).removesuffix("\n")
-        if not piped.strip():
-            raise UsageError(f"{no_prompt}; standard input is empty")
-        return [_row(1, piped, display_name(STDIN))]
-    for name in files:
+    no_prompt = "no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in"
+    piped = not texts and not files
+    if piped and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError(no_prompt)
+    for name in [STDIN] if piped else files:
         if name.endswith(".jsonl"):
-            for line, row in read_rows(name).items():
-                numbered = dataclasses.replace(row, id=str(len(prompts) + 1))
-                prompts.append(numbered if row.id == line_id(line) else row)
+            rows = read_rows(name)
         else:
-            # The last line break ends the line; it is no part of the prompt.
-            text = read_text(name).removesuffix("\n")
-            prompts.append(_row(len(prompts) + 1, text, display_name(name)))
+            text = read_text(name)
+            if piped and not text.strip():
+                raise UsageError(f"{no_prompt}; standard input is empty")
+            if name == STDIN and (rows := rows_of(text)):
+                say(f"standard input has {counted(len(rows), 'row')} of JSON: each is a prompt")
+            else:
+                # The last line break ends the line; it is no part of the prompt.
+                text = text.removesuffix("\n")
+                rows = {0: _row(len(prompts) + 1, text, display_name(name))}
+        for line, row in rows.items():
+            numbered = dataclasses.replace(row, id=str(len(prompts) + 1))
+            prompts.append(numbered if row.id == line_id(line) else row)
     return prompts
 
 
@@ -102,20 +110,21 @@ def _row(number: int, prompt: str, where: str) -> Row:
 class _Answers:
     """Answers to the prompts of a request, one after the other."""
 
-    def __init__(self, request: GenerateRequest, session: Session, terminal: Terminal) -> None:
+    def __init__(
+        self, request: GenerateRequest, session: Session, terminal: Terminal, total: int
+    ) -> None:
         self.code = 0  # the exit code
-        self._count = 0
+        self._count, self._total = 0, total
         self._request = request
         self._session = session
-        template = request.template(session.has_template)
         sampling = session.loaded.defaults.without_samples
-        self._settings = opening.settings_of(request, session.choice, sampling, template)
+        self._settings = opening.settings_of(request, session.choice, sampling)
         self._terminal = terminal
         self._calibration: float | None = None
 
     def hold(self, talk: Dialogue, cancelled: Callable[[], bool]) -> None:
         """Answer every turn of a conversation; errors as `_answer`."""
-        talk.hold(lambda turn, ids: self._answer(talk.id, turn, ids, cancelled))
+        talk.hold(lambda turn, ids: self._answer(talk, turn, ids, cancelled))
         if talk.cut:
             self._fail(UsageError(f"prompt {talk.id}, {talk.cut}"))
 
@@ -125,7 +134,7 @@ class _Answers:
         self.code = error.exit_code
 
     def _answer(
-        self, row: str, turn: int, ids: list[int], cancelled: Callable[[], bool]
+        self, talk: Dialogue, turn: int, ids: list[int], cancelled: Callable[[], bool]
     ) -> Part | None:
         """Answer a turn, whose prompt has these ids; None where it was the last.
 
@@ -135,11 +144,13 @@ class _Answers:
         request, session = self._request, self._session
         self._count = number = self._count + 1
         if number > 1 and not request.json:
-            print()
+            print(flush=True)
+        if self._total > 1 and not request.json:
+            self._terminal.say(f"answer to {talk.id}{f', turn {turn}' if turn > 1 else ''}:")
         tally, detailed = Tally(calibration=self._calibration), request.trace is not None
         shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
         hides_reasoning = not (request.json or request.reasoning) and sys.stderr.isatty()
-        settings = self._settings_for(ids)
+        settings = dataclasses.replace(self._settings_for(ids), template=talk.template)
         files = record.writers(request, session, settings, ids, tally, number)
         lost: RankError | None = None
         try:
@@ -154,7 +165,7 @@ class _Answers:
         except LadeError as error:
             self._fail(error)
         if request.json:
-            answer = {"id": row, "turn": turn} | self._as_json(tally)
+            answer = {"id": talk.id, "turn": turn} | self._as_json(tally)
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
         self._report(tally)

@@ -339,7 +339,7 @@ class Chat:
         Raises:
             UsageError: the model's template refuses it.
         """
-        return self.session.encode_talk(conversation, self.request.template(True))
+        return self.session.encode_talk(conversation.for_template(), self.request.template(True))
 
     def check_template(self, conversation: Conversation) -> None:
         """Refuse a conversation that the template refuses: better now than with the next message.

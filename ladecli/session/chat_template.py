@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import files
+from ..decoder.tree import common_prefix
 from ..errors import UsageError
 from ..options.answer import TemplateChoice
-from .limited import LimitError, limited
 from .text import token_ids
 
 if TYPE_CHECKING:
@@ -25,20 +26,13 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the reasoning of an earlier message."""
 NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """What a template is told by us alone."""
-LONGEST = 1_000_000
-"""Characters that a template may add to a conversation."""
 GREETING: tuple[ChatMessage, ...] = ({"role": "user", "content": "hi"},)
 """The plainest conversation, which every template should take."""
 _TRAINING = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """Tags around answers, which transformers alone knows."""
 FIX = "use --chat-template FILE, or --raw"
-_PROBES = {
-    "system": "speak plainly",
-    "user": "what is new",
-    "assistant": "nothing at all",
-    "reasoning": "let me see",
-}
-"""What shows by an example what a template makes of each role, and of earlier reasoning."""
+_EXAMPLES = ("What is new?", "Hello")
+"""Two texts: a template reads a part of a message if the prompt changes with it."""
 
 
 class _RefusedError(UsageError):
@@ -48,8 +42,8 @@ class _RefusedError(UsageError):
 class ChatTemplate:
     """The chat template of a tokenizer, ready for use.
 
-    Templates differ in what they take.  Each is tried with an example first: does the prompt hold
-    the user's words, or are they wanted as typed parts?  Is there a place for a system message?
+    Templates differ in what they take: contents as text or as typed parts, messages of the system,
+    of developers, of tools.  Each is tried with examples first.
 
     Args:
         tokenizer: of transformers.
@@ -61,7 +55,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any, choice: TemplateChoice) -> None:
         self._tokenizer = tokenizer
-        self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice.name)
+        self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice)
         self._arguments = copy.deepcopy(dict(choice.arguments))
         taken = set(inspect.signature(tokenizer.apply_chat_template).parameters)
         for key in self._arguments.keys() & (taken - {"tools", "documents"} | NOT_ARGUMENTS):
@@ -70,7 +64,7 @@ class ChatTemplate:
         self.notices = [
             f"{self._name} has no variable {key!r}: it changes nothing"
             for key in self._arguments
-            if not re.search(rf"\b{re.escape(key)}\b", self._source)
+            if not self._mentions(key)
         ]
 
     def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
@@ -80,7 +74,7 @@ class ChatTemplate:
             messages: with `role` and `content`.
 
         Raises:
-            UsageError: the template is broken, refuses the messages, or drops what the user says.
+            UsageError: the template is broken, refuses the messages, or drops what they say.
         """
         text = self._apply(self._prepared(messages), reply=True)
         return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
@@ -88,28 +82,47 @@ class ChatTemplate:
     @cached_property
     def end_token(self) -> int | None:
         """The token that closes an assistant's turn; None where not a single added token does."""
-        answer = _PROBES["assistant"]
-        messages = self._prepared([_probe("user"), _probe("assistant")])
-        text = self._tried(messages, reply=False) or ""
-        if answer not in text:
+        texts = [
+            self._tried(self._prepared([*GREETING, _message("assistant", text)]), reply=False)
+            for text in _EXAMPLES
+        ]
+        if None in texts or texts[0] == texts[1]:
             return None
-        after = text.rpartition(answer)[2].lstrip()
+        # What follows both answers follows every answer.
+        one, other = (str(text)[::-1] for text in texts)
+        after = one[: common_prefix(one, other)][::-1].lstrip()
         added = self._tokenizer.get_added_vocab()
         known = sorted(filter(None, added), key=len, reverse=True)
-        first = next((each for each in known if after.startswith(each)), None)
+        first = next((name for name in known if after.startswith(name)), None)
         if first is None or after.removeprefix(first).startswith(tuple(known)):
             return None
         return int(added[first])
 
-    def _prepared(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """The messages as this template takes them."""
-        messages = [self._with_reasoning(message) for message in messages]
-        if messages and messages[0]["role"] == "system" and not self._takes_system:
+    def _prepared(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """The messages as this template takes them.
+
+        Raises:
+            UsageError: the template drops what the user, or a tool, says.
+        """
+        messages = [_with_calls(self._with_reasoning(message)) for message in messages]
+        roles = {message["role"] for message in messages}
+        if "developer" in roles and not self._knows_developer:
+            messages = [_renamed(message, "developer", "system") for message in messages]
+            roles.add("system")
+        if "system" in roles and not self._takes_system:
             messages = self._without_system(messages)
+        if "tool" in roles and not self._takes_tool_results:
+            raise UsageError(f"{self._name} drops what tools say; {FIX}")
+        if any(map(_has_calls, messages)) and not self._mentions("tool_calls"):
+            self._say(f"{self._name} has no variable 'tool_calls': calls of tools are left out")
+        return self._shaped(messages)
+
+    def _shaped(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """The messages with contents in a form that this template takes."""
         takes_text, takes_parts = self._forms
         if not takes_text and takes_parts:
             return [*map(_as_parts, messages)]
-        return messages if takes_parts else [*map(_as_text, messages)]
+        return [*messages] if takes_parts else [*map(_as_text, messages)]
 
     def _with_reasoning(self, message: ChatMessage) -> ChatMessage:
         """A message with its reasoning where this template reads that, if anywhere."""
@@ -121,17 +134,30 @@ class ChatTemplate:
             return _as_parts(others, {"type": "thinking", "thinking": thought})
         return others | {name: thought for name in REASONING_KEYS if name in self._source}
 
-    def _without_system(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """The messages with the system's before the first one of the user."""
-        system, *others = messages
-        for number, message in enumerate(others):
+    def _without_system(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """The messages with those of the system before the next message of the user."""
+        self._say(f"{self._name} has no system message: it goes before your first message")
+        others: list[ChatMessage] = []
+        told: list[ChatMessage] = []  # system messages that wait for a message of the user
+        for message in messages:
+            if message["role"] == "system":
+                told.append(message)
+                continue
             if message["role"] == "user":
-                line = f"{self._name} has no system message: it goes before your first message"
-                if line not in self.notices:
-                    self.notices.append(line)
-                others[number] = {**message, "content": _after(system["content"], message)}
-                return others
-        return messages
+                for system in reversed(told):
+                    message = {**message, "content": _after(system["content"], message)}
+                told = []
+            others.append(message)
+        return [*others, *(_renamed(message, "system", "user") for message in told)]
+
+    def _say(self, line: str) -> None:
+        """Add a notice once."""
+        if line not in self.notices:
+            self.notices.append(line)
+
+    def _mentions(self, name: str) -> bool:
+        """Whether the template has a variable, or a key, of this name."""
+        return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
 
     @cached_property
     def _forms(self) -> tuple[bool, bool]:
@@ -139,34 +165,66 @@ class ChatTemplate:
         that see pictures.
 
         Raises:
-            UsageError: the user's words do not reach the prompt either way.
+            UsageError: the prompt is the same, whatever the user says.
         """
-        question = _probe("user")
-        plain, typed = self._tried([question]), self._tried([_as_parts(question)])
-        text, parts = (_holds(each, question["content"]) for each in (plain, typed))
-        if not (text or parts) and plain is not None:
+        text = self._changes(lambda words: [_message("user", words)])
+        parts = self._changes(lambda words: [_as_parts(_message("user", words))])
+        if not text and not parts and text is not None:
             raise UsageError(f"{self._name} drops what the user says; {FIX}")
-        return text, parts
+        # A template that does not know parts may write all of the list into the prompt.
+        writes = parts and self._changes(
+            lambda words: [_message("user", [{"type": "text", "text": "a", "unknown": words}])]
+        )
+        return bool(text), bool(parts and not writes)
 
     @cached_property
     def _thinks_in_parts(self) -> bool:
         """Whether earlier reasoning is a typed part of a content, as Mistral's models have it."""
-        thought, question, answer = _PROBES["reasoning"], _probe("user"), _probe("assistant")
-        named = answer | dict.fromkeys(REASONING_KEYS, thought)
-        typed = _as_parts(answer, {"type": "thinking", "thinking": thought})
-        if "thinking" not in self._source or _holds(self._tried([question, named], False), thought):
+        answer = _message("assistant", "a")
+
+        def named(words: str) -> list[ChatMessage]:
+            return [*GREETING, answer | dict.fromkeys(REASONING_KEYS, words)]
+
+        def typed(words: str) -> list[ChatMessage]:
+            return [*GREETING, _as_parts(answer, {"type": "thinking", "thinking": words})]
+
+        if "thinking" not in self._source or not self._forms[1]:
             return False
-        text = self._tried([question, typed], False)
-        return _holds(text, thought) and _holds(text, answer["content"])
+        return not self._changes(named, reply=False) and bool(self._changes(typed, reply=False))
 
     @cached_property
     def _takes_system(self) -> bool:
         """Whether a system message reaches the prompt."""
-        messages = [_probe("system"), _probe("user")]
-        text = self._tried(messages if self._forms[0] else [*map(_as_parts, messages)])
-        alone = self._tried(self._prepared(messages[1:]))
-        # Where not even a question alone is taken, the template itself says what is wrong.
-        return alone is None or _holds(text, messages[0]["content"])
+        takes = self._changes(lambda words: self._shaped([_message("system", words), *GREETING]))
+        # If not even a question alone is taken, the template itself says what is wrong.
+        return bool(takes) or self._tried(self._shaped(GREETING)) is None
+
+    @cached_property
+    def _knows_developer(self) -> bool:
+        """Whether the template has a place for developers' messages, as gpt-oss has; others may
+        write a role that the model has never seen."""
+        return self._mentions("developer") and bool(
+            self._changes(lambda words: self._shaped([_message("developer", words), *GREETING]))
+        )
+
+    @cached_property
+    def _takes_tool_results(self) -> bool:
+        """Whether what a tool says reaches the prompt, or the template refuses an example of it."""
+        call = {"type": "function", "id": "abcdefghi", "function": {"name": "a", "arguments": {}}}
+        called = {"role": "assistant", "tool_calls": [call]}
+
+        def answered(words: str) -> list[ChatMessage]:
+            result = {"role": "tool", "name": "a", "tool_call_id": call["id"], "content": words}
+            return self._shaped([*GREETING, called, result])
+
+        return self._changes(answered) is not False
+
+    def _changes(
+        self, example: Callable[[str], Sequence[ChatMessage]], reply: bool = True
+    ) -> bool | None:
+        """Whether the prompt changes with a text in an example; None if the template refuses it."""
+        first, second = (self._tried(example(text), reply) for text in _EXAMPLES)
+        return None if first is None or second is None else first != second
 
     def _tried(self, messages: Sequence[ChatMessage], reply: bool = True) -> str | None:
         """The text of an example; None if the template refuses it."""
@@ -179,27 +237,23 @@ class ChatTemplate:
         """The text of a conversation.
 
         Raises:
-            UsageError: the template is broken, refuses the messages, or does not come to an end.
+            UsageError: the template is broken, or refuses the messages.
         """
         from jinja2 import TemplateSyntaxError
 
         try:
-            with limited():
-                text = self._tokenizer.apply_chat_template(
-                    list(messages),
-                    chat_template=self._source,
-                    add_generation_prompt=reply,
-                    tokenize=False,
-                    **self._arguments,
-                )
-        except LimitError as error:
-            raise UsageError(f"{self._name} {error}; {FIX}") from error
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=self._source,
+                add_generation_prompt=reply,
+                tokenize=False,
+                **self._arguments,
+            )
         except TemplateSyntaxError as error:
             raise _broken(self._name, error) from error
         except Exception as error:  # templates raise whatever they like
-            raise _RefusedError(f"{self._name} refuses this: {error}") from error
-        if len(text) > LONGEST + 4 * sum(len(str(each.get("content"))) for each in messages):
-            raise UsageError(f"{self._name} adds more than {LONGEST:,} characters; {FIX}")
+            why = str(error) or type(error).__name__
+            raise _RefusedError(f"{self._name} refuses this: {why}") from error
         return str(text)
 
 
@@ -216,7 +270,7 @@ def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
     # A tokenizer with code of its own may bring one that no file has.
     if not known and not (choice.name and files.expanded(choice.name).is_file()):
         return
-    name, source = _find(known, choice.name)
+    name, source = _find(known, choice)
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
@@ -233,11 +287,16 @@ def _broken(name: str, error: TemplateSyntaxError) -> UsageError:
     )
 
 
-def _find(known: str | Mapping[str, str] | None, name: str | None) -> tuple[str, str]:
-    """A name for messages and the source of a template, by the name of a model's, or a file's."""
+def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tuple[str, str]:
+    """A name for messages and the source of a template: the model's of the name that was chosen, a
+    file's, or, as transformers decides, the model's for tools or its default."""
     named = known if isinstance(known, Mapping) else {"default": known} if known else {}
-    if (chosen := name or "default") in named:
-        return "the model's chat template", named[chosen]
+    name, has_tools = choice.name, choice.arguments.get("tools") is not None
+    usual = "tool_use" if has_tools and "tool_use" in named else "default"
+    if (chosen := name or usual) in named:
+        if not isinstance(source := named[chosen], str):
+            raise UsageError(f"the model's chat template is damaged (it is no text); {FIX}")
+        return "the model's chat template", source
     if name is None and not named:
         raise UsageError("this model has no chat template; use --raw, or --chat-template FILE")
     if name is None:
@@ -268,16 +327,31 @@ def _source(name: str) -> str:
     return source
 
 
-def _probe(role: str) -> dict[str, str]:
-    return {"role": role, "content": _PROBES[role]}
+def _message(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
 
 
-def _holds(text: str | None, words: str) -> bool:
-    """Whether words reach the text of an example, which is None where the template refuses it.
+def _renamed(message: ChatMessage, role: str, other: str) -> ChatMessage:
+    """A message with another role, if it has a certain one."""
+    return {**message, "role": other} if message["role"] == role else message
 
-    A template that does not know typed parts may write the list of them, which does not count.
-    """
-    return text is not None and words in text and "'type'" not in text
+
+def _has_calls(message: ChatMessage) -> bool:
+    return bool(message.get("tool_calls"))
+
+
+def _with_calls(message: ChatMessage) -> ChatMessage:
+    """A message whose calls of tools have arguments as objects, as templates take them; OpenAI's
+    protocol has a text of JSON."""
+    if not _has_calls(message):
+        return message
+    calls = copy.deepcopy(message["tool_calls"])
+    for call in calls:
+        with contextlib.suppress(TypeError, LookupError, ValueError):
+            arguments = json.loads(call["function"]["arguments"])
+            if isinstance(arguments, dict):
+                call["function"]["arguments"] = arguments
+    return {**message, "tool_calls": calls}
 
 
 def _as_parts(message: ChatMessage, *before: Mapping[str, str]) -> ChatMessage:
@@ -291,6 +365,11 @@ def _as_text(message: ChatMessage) -> ChatMessage:
     if not typed or any(part.get("type") != "text" for part in parts):
         return message
     return {**message, "content": "".join(part["text"] for part in parts)}
+
+
+def text_of(message: ChatMessage) -> str:
+    """The text of a message for models without a template."""
+    return str(_as_text(message).get("content") or "")
 
 
 def _parts(message: ChatMessage) -> list[Mapping[str, Any]]:

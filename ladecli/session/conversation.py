@@ -111,10 +111,6 @@ class Conversation:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *(message.for_template() for message in self.seen)]
 
-    def as_text(self) -> str:
-        """The messages that the model sees, one a line: for models without a template."""
-        return "\n".join(message["content"] for message in self.for_template())
-
     def summary(self, width: int) -> str:
         """How many messages there are, and how the last one begins, in some characters."""
         last = f": {shorten(self.messages[-1].content, width)}" if self.messages else ""

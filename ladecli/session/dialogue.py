@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from ..decoder.errors import PromptError
 from ..errors import UsageError
-from .conversation import Conversation
 
 if TYPE_CHECKING:
     from ..options.answer import TemplateChoice
+    from .chat_template import ChatMessage
     from .session import Session
     from .text import Part
 
@@ -26,17 +28,36 @@ class Row:
 
     id: str  # unique in a suite
     category: str
-    turns: tuple[str, ...]  # the user's texts, at least one and none blank
-    start: Conversation = field(default_factory=Conversation)  # what was said before
+    turns: tuple[str, ...] = ()  # the user's texts, none blank
+    start: tuple[ChatMessage, ...] = ()  # messages before; without turns, they want an answer
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the template, such as tools
+
+    @property
+    def answers(self) -> int:
+        """How many answers there are."""
+        return max(len(self.turns), 1)
 
     @property
     def is_conversation(self) -> bool:
         """Whether there is more to it than one text to answer, or to continue."""
-        return len(self.turns) > 1 or bool(self.start.for_template())
+        return len(self.start) + len(self.turns) > 1 or bool(self.arguments)
 
-    def begun(self, system: str | None) -> Conversation:
-        """The conversation before the first turn; `system` is for rows without such a message."""
-        return self.start if self.start.system is not None else replace(self.start, system=system)
+    @property
+    def only_for_templates(self) -> list[str]:
+        """What would be lost without a chat template."""
+        calls = ["tool_calls"] if any("tool_calls" in message for message in self.start) else []
+        return [*self.arguments, *calls]
+
+    @property
+    def has_system(self) -> bool:
+        """Whether it has a system message of its own."""
+        return any(message["role"] in ("system", "developer") for message in self.start)
+
+    def begun(self, system: str | None) -> list[ChatMessage]:
+        """The messages before the first turn; `system` is for rows without such a message."""
+        if system is None or self.has_system:
+            return [*self.start]
+        return [{"role": "system", "content": system}, *self.start]
 
 
 class Dialogue:
@@ -50,6 +71,7 @@ class Dialogue:
         new_tokens: for which the context must have room after each turn.
 
     Attributes:
+        template: the same, with the row's own arguments.
         cut: why it ended before one of its turns; None where it did not.
     """
 
@@ -63,8 +85,12 @@ class Dialogue:
     ) -> None:
         self.id, self.category = row.id, row.category
         self.cut: str | None = None
-        self._session, self._turns, self._start = session, row.turns, row.begun(system)
-        self._template, self._new_tokens = template, new_tokens
+        self.template = template
+        if template is not None and row.arguments:
+            arguments = {**template.arguments, **row.arguments}
+            self.template = replace(template, arguments=arguments)
+        self._session, self._row, self._new_tokens = session, row, new_tokens
+        self._start = row.begun(system)
 
     def hold(self, answer: Callable[[int, list[int]], Part | None]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
@@ -72,19 +98,20 @@ class Dialogue:
         `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns
         what the model said; None ends the conversation.
         """
-        talk = self._start
-        for number, text in enumerate(self._turns, start=1):
-            talk = talk.asked(text)
+        talk = self._start + self._asked(0)
+        for number in range(1, self._row.answers + 1):
             try:
-                ids = self._encoded(talk)
+                ids = self.first() if number == 1 else self._encoded(talk)
             except (UsageError, PromptError) as error:
-                which = f"turn {number}: " if len(self._turns) > 1 else ""
+                which = f"turn {number}: " if self._row.answers > 1 else ""
                 self.cut = f"{which}{error}"
                 return
             said = answer(number, ids)
             if said is None:
                 return
-            talk = talk.answered(said.text, reasoning=said.reasoning)
+            thought = {"reasoning": said.reasoning} if said.reasoning else {}
+            talk.append({"role": "assistant", "content": said.text, **thought})
+            talk += self._asked(number)
 
     def first(self) -> list[int]:
         """The ids of the first prompt.
@@ -92,17 +119,27 @@ class Dialogue:
         Raises:
             UsageError, PromptError: it is empty or too long, or the template refuses it.
         """
-        return self._encoded(self._start.asked(self._turns[0]))
+        return [*self._first]
+
+    @cached_property
+    def _first(self) -> array[int]:
+        return array("q", self._encoded(self._start + self._asked(0)))
+
+    def _asked(self, turn: int) -> list[ChatMessage]:
+        """The user's message of a turn, if the row has it."""
+        return [{"role": "user", "content": text} for text in self._row.turns[turn : turn + 1]]
 
     @property
     def room(self) -> int:
         """Estimated tokens of the longest prompt and its answer."""
-        later = sum(len(self._session.encode(text)) + MARKUP for text in self._turns[1:])
-        needed = len(self.first()) + later + len(self._turns) * self._new_tokens
+        later = sum(len(self._session.encode(text)) + MARKUP for text in self._row.turns[1:])
+        needed = len(self.first()) + later + self._row.answers * self._new_tokens
         return min(needed, self._session.decoder.max_context)
 
-    def _encoded(self, talk: Conversation) -> list[int]:
-        ids = self._session.encode_talk(talk, self._template)
+    def _encoded(self, talk: list[ChatMessage]) -> list[int]:
+        if self.template is None and (names := self._row.only_for_templates):
+            raise UsageError(f"{' and '.join(names)} need a chat template; leave --raw out")
+        ids = self._session.encode_talk(talk, self.template)
         room = self._session.decoder.max_context
         # That there is no room for a single token is the decoder's to say.
         if self._new_tokens > max(1, room - len(ids)):

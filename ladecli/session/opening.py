@@ -161,7 +161,8 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> N
     if (here := device.predict_device(options.device)) is not None:
         check_options(options, here)
     if folder is not None and template is not None:
-        known = model_files.chat_templates(folder)
+        with model_files.naming(options.name):
+            known = model_files.chat_templates(folder)
         if (choice := template.template(bool(known))) is not None:
             check_template(known, choice)
 

@@ -23,8 +23,7 @@ from ..events import TextEvent
 from ..models import LoadedModel
 from ..options.answer import TemplateChoice
 from ..profiles import Choice, races
-from .chat_template import ChatMessage, ChatTemplate
-from .conversation import Conversation
+from .chat_template import ChatMessage, ChatTemplate, text_of
 from .reasoning import splitter
 from .setup import Setup
 from .text import Part, TextStream, text_events, token_ids
@@ -199,12 +198,14 @@ class Session:
         """
         return self._embedded(self.template(choice or TemplateChoice()).encode(messages))
 
-    def encode_talk(self, talk: Conversation, choice: TemplateChoice | None) -> list[int]:
+    def encode_talk(
+        self, messages: Sequence[ChatMessage], choice: TemplateChoice | None
+    ) -> list[int]:
         """The ids of a conversation, without a template of its messages one a line; else as
         `encode_chat`."""
         if choice is None:
-            return self.encode(talk.as_text())
-        return self.encode_chat(talk.for_template(), choice)
+            return self.encode("\n".join(map(text_of, messages)))
+        return self.encode_chat(messages, choice)
 
     def _embedded(self, ids: list[int]) -> list[int]:
         """The ids of a prompt, which all have an embedding."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Callable, Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ..decoder.events import Event, Finished, PromptRead, Started, Step, StepNarrowed
@@ -49,13 +52,46 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
     Raises:
         UsageError: the tokenizer is damaged, or cannot encode this text.
     """
+    # The limit of the context is checked elsewhere.
+    call = partial(tokenizer, text, add_special_tokens=special, verbose=False)
+    ids: list[int] = []
+    errors: list[BaseException] = []
+
+    def encode() -> None:
+        try:
+            ids.extend(map(int, call()["input_ids"]))
+        except BaseException as error:  # a panic of Rust is no Exception
+            errors.append(error)
+
+    if threading.current_thread() is threading.main_thread():
+        with _without_rust_messages():
+            # In a thread, since Ctrl-C does not end a call of tokenizers.
+            thread = threading.Thread(target=encode, daemon=True)
+            thread.start()
+            thread.join()
+    else:
+        encode()
+    if errors:
+        reason = one_line(str(errors[0]) or type(errors[0]).__name__)
+        raise UsageError(f"the model's tokenizer cannot encode this text ({reason})") from errors[0]
+    return ids
+
+
+@contextlib.contextmanager
+def _without_rust_messages() -> Iterator[None]:
+    """Keep what Rust prints of a panic off stderr: the error says it."""
     try:
-        # The limit of the context is checked elsewhere.
-        found = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-    except Exception as error:  # that of tokenizers has no class of its own
-        reason = one_line(str(error) or type(error).__name__)
-        raise UsageError(f"the model's tokenizer cannot encode this text ({reason})") from error
-    return [int(i) for i in found]
+        kept = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class Detokenizer:

@@ -331,11 +331,16 @@ def explain(
         fix = "download or copy it again, or pip install -U transformers"
         return f"{name}: {file} is damaged ({unknown}), or for newer libraries; {fix}"
     if "tokenizer" in part and folder is not None and not (folder / "tokenizer.json").is_file():
-        return (
-            f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
-            " weights, or pip install sentencepiece protobuf tiktoken"
-        )
+        return no_tokenizer(name)
     return f"{name}{': ' if part else ''}{part} cannot be loaded: {first_line(error)}"
+
+
+def no_tokenizer(name: str) -> str:
+    """What is said of a model whose tokenizer transformers does not find."""
+    return (
+        f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
+        " weights, or pip install sentencepiece protobuf tiktoken"
+    )
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -28,10 +28,8 @@ _JSON_FILES = (
     *("config.json", GENERATION, "tokenizer_config.json", "special_tokens_map.json"),
     "tokenizer.json",
 )
-TOKENIZERS = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
-    *("tokenizer.model", "spiece.model", "*.tiktoken"),
-)
+TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+"""Patterns of files that may be a tokenizer; transformers finds out whether they are."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
 """How the file begins that stands for another one in a repository of Git LFS."""
 _GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
@@ -229,6 +227,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
     Raises:
         UsageError: a file of them is no text.
+        LoadError: the configuration has something else in their place.
     """
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {"default": folder / "chat_template.jinja"} | {each.stem: each for each in others}
@@ -237,9 +236,15 @@ def chat_templates(folder: Path) -> dict[str, str]:
     stated = None
     with contextlib.suppress(LoadError):  # loading finds out
         stated = read_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(stated, list):  # several, in the way of older files
-        return {each["name"]: each["template"] for each in stated}
-    return {"default": stated} if isinstance(stated, str) else {}
+    if isinstance(stated, list):  # several, as older files have them
+        with contextlib.suppress(TypeError, LookupError):
+            stated = {template["name"]: template["template"] for template in stated}
+    templates: dict[str, str] = {"default": stated} if stated else {}
+    if isinstance(stated, dict):
+        templates = stated
+    if not all(isinstance(text, str) for pair in templates.items() for text in pair):
+        raise LoadError("tokenizer_config.json is damaged (chat_template is no text)")
+    return templates
 
 
 def damage(folder: Path) -> str | None:
