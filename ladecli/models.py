@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -35,6 +36,9 @@ from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 from .specs.placement import Placement
+
+GROWTH = 1000.0
+"""How many times as long a tokenizer may make a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +279,31 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **hub_options)
         if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
             kind = type(tokenizer).__name__
-            raise LoadError(f"{planned.parts.base} has a {kind}, which is not for one text alone")
+            raise LoadError(f"{planned.parts.base} has a {kind}, which is no tokenizer of one text")
         if len(tokenizer) == len(tokenizer.get_added_vocab()):  # transformers found no file
             raise LoadError(hub.no_tokenizer(planned.parts.base))
+        _check_growth(planned.parts.base, tokenizer)
         if not getattr(tokenizer, "chat_template", None) and not hub_options.get("gguf_file"):
             tokenizer.chat_template = hub.processor_template(source, hub_options)
         return tokenizer
+
+
+def _check_growth(name: str, tokenizer: Any) -> None:
+    """Refuse a tokenizer whose replacements, one after the other, make a text so long that it
+    fills the memory."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    for part in (getattr(fast, "normalizer", None), getattr(fast, "decoder", None)):
+        state = {} if part is None else json.loads(part.__getstate__())
+        times = 1.0
+        for step in state.get("normalizers") or state.get("decoders") or [state]:
+            if step.get("type") == "Replace":
+                pattern = step["pattern"].get("String") or "."  # of a regular expression
+                times *= max(len(step["content"]) / len(pattern), 1.0)
+        if times > GROWTH:
+            raise LoadError(
+                f"{name} has a tokenizer that makes texts {times:.0e} times as long; take one from"
+                " elsewhere"
+            )
 
 
 def _read_model(

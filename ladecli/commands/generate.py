@@ -50,12 +50,9 @@ def run(request: GenerateRequest) -> int:
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
         answers = _Answers(request, session, terminal, answers_to_give)
-        # To ranks it says that one of them has failed.
-        ends = (signal.SIGTERM,) if session.ranks == 1 else ()
-        kept = pool_file.keep_drafts(session, request.pool_file, texts)
-        with ctrl_c(*ends) as cancelled, kept:
+        with pool_file.keep_drafts(session, request.pool_file, texts):
             for talk in talks:
-                answers.hold(talk, cancelled)
+                answers.hold(talk)
                 if answers.code == INTERRUPTED:
                     break
     return answers.code
@@ -122,9 +119,9 @@ class _Answers:
         self._terminal = terminal
         self._calibration: float | None = None
 
-    def hold(self, talk: Dialogue, cancelled: Callable[[], bool]) -> None:
+    def hold(self, talk: Dialogue) -> None:
         """Answer every turn of a conversation; errors as `_answer`."""
-        talk.hold(lambda turn, ids: self._answer(talk, turn, ids, cancelled))
+        talk.hold(lambda turn, ids: self._answer(talk, turn, ids))
         if talk.cut:
             self._fail(UsageError(f"prompt {talk.id}, {talk.cut}"))
 
@@ -133,9 +130,7 @@ class _Answers:
         Terminal(self._request.color).say(str(error))
         self.code = error.exit_code
 
-    def _answer(
-        self, talk: Dialogue, turn: int, ids: list[int], cancelled: Callable[[], bool]
-    ) -> Part | None:
+    def _answer(self, talk: Dialogue, turn: int, ids: list[int]) -> Part | None:
         """Answer a turn, whose prompt has these ids; None where it was the last.
 
         Raises:
@@ -154,7 +149,9 @@ class _Answers:
         files = record.writers(request, session, settings, ids, tally, number)
         lost: RankError | None = None
         try:
-            with together(tally, *shown, *files) as show:
+            # To ranks SIGTERM says that one of them has failed.
+            ends = (signal.SIGTERM,) if session.ranks == 1 else ()
+            with ctrl_c(*ends) as cancelled, together(tally, *shown, *files) as show:
                 for event in session.stream(ids, settings, cancelled, detailed=detailed):
                     if hides_reasoning and getattr(event, "reasoning", ""):  # a step's, or the rest
                         hides_reasoning = False

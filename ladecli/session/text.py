@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ..decoder.events import Event, Finished, PromptRead, Started, Step, StepNarrowed
-from ..errors import UsageError, one_line
+from ..errors import LadeError, UsageError, one_line
 from ..events import Ended, Piece, Reason, TextEvent, TextStep
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -121,7 +121,13 @@ class Detokenizer:
         self._given = 0  # characters of the new tokens' text that were given already
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        try:
+            text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        except Exception as error:  # some have no text for ids that they do not know
+            raise LadeError(
+                f"the model's tokenizer cannot decode {tokens} ({one_line(str(error))}); copy the"
+                " tokenizer that belongs to the model"
+            ) from error
         return text
 
     def feed(self, token: int) -> str:

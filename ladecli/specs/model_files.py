@@ -239,9 +239,9 @@ def chat_templates(folder: Path) -> dict[str, str]:
     if isinstance(stated, list):  # several, as older files have them
         with contextlib.suppress(TypeError, LookupError):
             stated = {template["name"]: template["template"] for template in stated}
-    templates: dict[str, str] = {"default": stated} if stated else {}
-    if isinstance(stated, dict):
-        templates = stated
+    templates: dict[str, Any] = stated if isinstance(stated, dict) else {"default": stated}
+    if not stated:
+        return {}
     if not all(isinstance(text, str) for pair in templates.items() for text in pair):
         raise LoadError("tokenizer_config.json is damaged (chat_template is no text)")
     return templates
