@@ -18,8 +18,10 @@ from transformers import AutoTokenizer
 
 import ladecli
 from ladecli import suites
+from ladecli.options.answer import TemplateChoice
 from ladecli.trace.format import read_trace
 
+from .hub_files import stating
 from .scripted import CHATML, Scripted
 
 SYSTEM, FIRST, SECOND = "Be brief.", "Where is the Louvre?", "And the Prado?"
@@ -448,6 +450,181 @@ def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None
     found = lade("doctor", thinker, "--json", "--template-arg", "nothing=1")
     (line,) = [c for c in found.json()["checks"] if c["name"] == "chat template"]
     assert "no variable 'nothing'" in line["value"]
+
+
+# What reaches the prompt.
+
+
+CALLS = """\
+{% if tools %}<|im_start|>system
+Tools: {{ tools | tojson }}{{ documents | tojson if documents }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.tool_call_id }}
+{{ m.content }}{% for call in m.tool_calls or [] %}
+{{ call.function.name }}{% for key, value in call.function.arguments.items() %}
+{{ key }}={{ value }}
+{% endfor %}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+DEVELOPER = CHATML.replace("{{ m.role }}", "{{ 'DEV' if m.role == 'developer' else m.role }}")
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": WEATHER}]
+
+
+def called(arguments: Any, **more: Any) -> dict[str, Any]:
+    """A message that calls a tool."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call], **more}
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A session whose model has no template of its own that would matter."""
+    folder = Scripted(CHATML, ("Paris", "<|im_end|>"), IM).write(tmp_path_factory.mktemp("model"))
+    return ladecli.load(folder).session
+
+
+@pytest.fixture
+def prompt_by(talker: Any, tmp_path: Path) -> Any:
+    """The prompt that a template makes of messages, and the one that transformers makes."""
+
+    def call(template: str, said: Any, right: Any, **arguments: Any) -> tuple[str, str]:
+        path, tokenizer = tmp_path / f"{abs(hash(template))}.jinja", talker.loaded.tokenizer
+        path.write_text(template)
+        choice = TemplateChoice(str(path), arguments)
+        expected = tokenizer.apply_chat_template(
+            right, chat_template=template, add_generation_prompt=True, tokenize=False, **arguments
+        )
+        return tokenizer.decode(talker.encode_chat(said, choice)), expected
+
+    return call
+
+
+CONTENT = "{{ m.content }}"
+CHANGED = {
+    "its own text": "Call {'type': 'function'}. " + CHATML,
+    "upper case": CHATML.replace(CONTENT, "{{ m.content | upper }}"),
+    "trimmed": CHATML.replace(CONTENT, "{{ m.content | trim | title }}"),
+    "translated": CHATML.replace(CONTENT, "{{ m.content | replace('e', 'é') | replace('a', '') }}"),
+    "cut": CHATML.replace(CONTENT, "{{ m.content[:4] }}"),
+    "JSON": CHATML.replace(CONTENT, "{{ {'text': m.content} | tojson }}"),
+    "reversed": CHATML.replace(CONTENT, "{{ m.content | reverse }}"),
+    "the last first": CHATML.replace("in messages", "in messages | reverse"),
+    "the user's words last": "{% for m in messages %}{{ m.content | length }}{% endfor %}"
+    "{{ messages[-1].content | lower }}",
+    "parts": PARTS.replace("{{ part.text }}", "{{ part.text | upper }}") + "'type'",
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_template_may_change_the_message(name: str, prompt_by: Any) -> None:
+    said = [plain("system", SYSTEM), plain("user", FIRST)]
+    right = [parts(**each) for each in said] if name == "parts" else said
+    prompt, expected = prompt_by(CHANGED[name], said, right)
+    assert prompt == expected
+    if name != "parts":  # which the template would write as a list
+        assert prompt_by(CHANGED[name], [parts(**each) for each in said], said)[0] == expected
+
+
+def test_a_system_message_that_is_changed_is_taken(prompt_by: Any) -> None:
+    said = [plain("system", SYSTEM), plain("user", FIRST)]
+    for template in (GEMMA, PHI3, MISTRAL):
+        upper = template.replace("{{ m.content", "{{ m.content | upper")
+        prompt, expected = prompt_by(upper, said, [plain("user", f"{SYSTEM}\n\n{FIRST}")])
+        assert prompt == expected
+
+
+def test_developers_are_heard(prompt_by: Any) -> None:
+    said = [plain("developer", SYSTEM), plain("user", FIRST)]
+    first = [plain("user", f"{SYSTEM}\n\n{FIRST}")]
+    as_system = [plain("system", SYSTEM), said[1]]
+    cases = (
+        *((DEVELOPER, said), (CHANNELS.replace("== 'system'", "== 'developer'"), said)),
+        *((CHATML, as_system), (CHANNELS, as_system), (MISTRAL_V7, as_system)),
+        *((PHI3, first), (GEMMA, first)),
+    )
+    for template, right in cases:
+        prompt, expected = prompt_by(template, said, right)
+        assert prompt == expected
+        assert SYSTEM in prompt
+
+
+def test_calls_and_results_of_tools(prompt_by: Any, talker: Any) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    right = [plain("user", FIRST), called({"city": "Rome"}), result]
+    typed = result | {"content": [{"type": "text", "text": "sunny"}]}
+    for call in (called('{"city": "Rome"}', content=None), called({"city": "Rome"})):
+        prompt, expected = prompt_by(CALLS, [right[0], call, typed], right, tools=TOOLS)
+        assert prompt == expected
+        assert "city=Rome" in prompt
+    talker.new_notices()
+    prompt, expected = prompt_by(CHATML, right, right)
+    assert "sunny" in prompt
+    assert "calls of tools are left out" in " ".join(talker.new_notices())
+    with pytest.raises(ladecli.errors.UsageError, match="drops what tools say"):
+        prompt_by(PHI3, right, right)
+
+
+@pytest.mark.parametrize("place", ["files", "list", "dict"])
+def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_path: Path) -> None:
+    templates = {"default": CHATML, "tool_use": CALLS, "brief": "{{ messages[0].content }}\n"}
+    folder = Path(Scripted(templates, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path))
+    if place != "files":
+        shutil.rmtree(folder / "additional_chat_templates")
+        (folder / "chat_template.jinja").unlink()
+        stated: Any = templates
+        if place == "list":
+            stated = [{"name": key, "template": value} for key, value in templates.items()]
+        stating("tokenizer_config.json", chat_template=stated)(folder)
+    tokenizer, hi = AutoTokenizer.from_pretrained(folder), [plain("user", FIRST)]
+    arguments = ("--template-arg", f"tools={json.dumps(TOOLS)}")
+    for options, name, more in (
+        ((), "default", {}),
+        (arguments, "tool_use", {"tools": TOOLS}),
+        ((*arguments, "--chat-template", "brief"), "brief", {"tools": TOOLS}),
+    ):
+        right = tokenizer.apply_chat_template(
+            hi, chat_template=name, add_generation_prompt=True, return_dict=True, **more
+        )["input_ids"]
+        done = say(lade, str(folder), *options, "--json", "-n", "2")
+        assert done.json()["usage"]["prompt_tokens"] == len(right)
+        assert ("changes nothing" in done.err) == (name == "brief")
+
+
+def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
+    folder = Scripted(CALLS, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path / "model")
+    hi, result = plain("user", FIRST), {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    older = {"role": "assistant", "content": None, "function_call": WEATHER | {"arguments": "{}"}}
+    documents = [{"title": "a", "text": "b"}]
+    rows: list[tuple[dict[str, Any], list[Any], dict[str, Any]]] = [
+        ({"messages": [hi], "tools": TOOLS}, [hi], {"tools": TOOLS}),
+        ({"prompt": FIRST, "tools": TOOLS}, [hi], {"tools": TOOLS}),
+        ({"messages": [hi], "functions": [WEATHER]}, [hi], {"tools": TOOLS}),
+        ({"messages": [hi], "tools": TOOLS, "tool_choice": "none"}, [hi], {}),
+        (
+            {"messages": [hi], "tools": TOOLS, "documents": documents, "tool_choice": "auto"},
+            *([hi], {"tools": TOOLS, "documents": documents}),
+        ),
+        ({"messages": [hi], "chat_template_kwargs": {"tools": TOOLS}}, [hi], {"tools": TOOLS}),
+        (
+            {"messages": [hi, called('{"city": "Rome"}'), result], "tools": TOOLS},
+            *([hi, called({"city": "Rome"}), result], {"tools": TOOLS}),
+        ),
+        (
+            {"messages": [hi, older, {"role": "function", "name": "weather", "content": "sun"}]},
+            [hi, called({}), {"role": "tool", "name": "weather", "content": "sun"}],
+            {},
+        ),
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asked = ("generate", folder, "-n", "1", "-f", rows_file(*(row for row, _, _ in rows)))
+    for answer, (row, messages, more) in zip(lade(*asked, "--json").rows(), rows, strict=True):
+        right = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True, **more
+        )["input_ids"]
+        assert answer["usage"]["prompt_tokens"] == len(right), row
+    assert "tools need a chat template" in lade(*asked, "--raw").refused()
+    other = Scripted(CHATML, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path / "other")
+    assert "no variable 'tools'" in lade("generate", other, *asked[2:]).err
 
 
 # Where an answer ends.

@@ -201,11 +201,15 @@ class ChatTemplate:
 
     @cached_property
     def _knows_developer(self) -> bool:
-        """Whether the template has a place for developers' messages, as gpt-oss has; others may
-        write a role that the model has never seen."""
-        return self._mentions("developer") and bool(
-            self._changes(lambda words: self._shaped([_message("developer", words), *GREETING]))
+        """Whether the template has a place for developers' messages, as gpt-oss has; others write
+        any role, or take any for the assistant's."""
+        known, unknown = (
+            self._tried(self._shaped([_message(role, "a"), *GREETING]))
+            for role in ("developer", "stranger")
         )
+        if known is None or unknown is None:
+            return known is not None
+        return known.lower() != unknown.lower().replace("stranger", "developer")
 
     @cached_property
     def _takes_tool_results(self) -> bool:
