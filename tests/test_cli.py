@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.server
 import io
@@ -92,6 +93,27 @@ def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path, rows_file
     path = rows_file(*({"prompt": text} for text in ("a", "xyz " * 200, "b")))
     told = lade("generate", model_folder, "-f", path, "-q").refused()
     assert told.startswith("prompt 2 of 3: the prompt has ")
+
+
+def test_rows_on_standard_input(lade: Any, model_folder: str, rows_file: Any) -> None:
+    rows = ({"id": "a", "prompt": "the cat"}, {"turns": ["def f", "def g"]})
+    path = rows_file(*rows)
+    text, asked = Path(path).read_text(), ("generate", model_folder, "-n", "4", "--raw")
+    expected = lade(*asked, "-f", path, "--json", "--no-stats").rows()
+    for extra in ((), ("-f", "-")):
+        piped = lade(*asked, *extra, "--json", typed=f"\n{text}\n")
+        assert [row["token_ids"] for row in piped.rows()] == [row["token_ids"] for row in expected]
+        assert "2 rows" in piped.err
+    shown = lade(*asked, "--no-stats", typed=text)
+    named = re.findall("answer to (.*):", shown.err)
+    assert named == ["a", "2", "2, turn 2"]
+    assert not any(line in shown.out for line in shown.err.splitlines())
+    assert lade(*asked, "-q", typed=text).err == ""
+    for other in (f"{text}the mat", '{"text": "the cat"}', '["prompt"]', '{"prompt": '):
+        alone = lade(*asked, "--json", typed=other)
+        flag = lade(*asked, "--json", "-p", other)
+        assert alone.json()["token_ids"] == flag.json()["token_ids"]
+    assert "prompt is blank" in lade(*asked, typed='{"prompt": " "}').refused()
 
 
 HI, BRIEF = {"role": "user", "content": "What is the pool?"}, "Be brief."
@@ -469,6 +491,31 @@ def tokenizer_is(name: str, data: bytes) -> Callable[[Path], object]:
     return change
 
 
+def of_kind(name: Any, *changes: Callable[[Path], object]) -> Callable[[Path], object]:
+    """What names another class of tokenizer, with other changes."""
+
+    def change(folder: Path) -> None:
+        for each in (stating("tokenizer_config.json", tokenizer_class=name), *changes):
+            each(folder)
+
+    return change
+
+
+DOUBLED = {"type": "Replace", "pattern": {"Regex": "e"}, "content": "ee"}
+
+
+def with_steps(part: str, *steps: dict[str, Any]) -> Callable[[Path], object]:
+    """What puts steps before those of a part of tokenizer.json."""
+
+    def change(folder: Path) -> None:
+        stated = json.loads((folder / "tokenizer.json").read_text())
+        whole = [*steps, stated[part]] if stated[part] else [*steps]
+        stated[part] = {"type": "Sequence", f"{part}s": whole}
+        (folder / "tokenizer.json").write_text(json.dumps(stated))
+
+    return change
+
+
 def index(**named: Any) -> Callable[[Path], object]:
     """Let a model's weights stand where an index says."""
 
@@ -518,6 +565,11 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         tokenizer_is("x.tiktoken", b"aGk= 0\n"),
         "pip install sentencepiece protobuf tiktoken",
     ),
+    "empty tokenizer": (of_kind("GPT2Tokenizer", without("tokenizer.json")), "holds no tokenizer"),
+    "tokenizer of questions": (of_kind("RagTokenizer"), "RagTokenizer"),
+    "tokenizer of no kind": (of_kind(["a"]), "its tokenizer cannot be loaded"),
+    "doubling": (with_steps("normalizer", *[DOUBLED] * 40), "times as long"),
+    "doubled words": (with_steps("decoder", *[DOUBLED] * 40), "times as long"),
     "pointer for tokens": (holding("tokenizer.json", POINTER), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "tokenizer.json is damaged"),
     "unknown family": (
@@ -579,6 +631,55 @@ def test_other_forms_of_weights_are_read(
     copy = copied(model_folder, tmp_path / "copy", FORMS[form])
     asked = ("-p", "the cat", "-n", "9", "-q")
     assert lade("generate", copy, *asked).out == lade("generate", model_folder, *asked).out
+
+
+def in_tekken(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    stating("config.json", model_type="mistral", architectures=["MistralForCausalLM"])(folder)
+    special = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")
+    words = [*(bytes([n]) for n in range(256)), b"ca", b"cat"]
+    tekken = {
+        "config": {
+            **{"pattern": r"\w+| ?[^\w]+", "num_vocab_tokens": len(words), "version": "v7"},
+            "default_vocab_size": len(words) + len(special),
+            "default_num_special_tokens": len(special),
+        },
+        "vocab": [
+            {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
+            for rank, word in enumerate(words)
+        ],
+        "special_tokens": [
+            {"rank": rank, "token_str": word, "is_control": True}
+            for rank, word in enumerate(special)
+        ],
+    }
+    (folder / "tekken.json").write_text(json.dumps(tekken))
+
+
+def in_a_vocabulary_and_merges(folder: Path) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    of_kind("GPT2Tokenizer", without("tokenizer.json"))(folder)
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+
+
+@pytest.mark.parametrize("form", [in_tekken, in_a_vocabulary_and_merges])
+def test_other_forms_of_tokenizers_are_read(
+    form: Callable[[Path], object], lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    copy = copied(model_folder, tmp_path / "copy", form)
+    asked = ("generate", copy, "-p", "the cat", "-n", "3", "--ignore-eos", "--json", "-q", "--raw")
+    expected = transformers.AutoTokenizer.from_pretrained(copy)("the cat").input_ids
+    assert lade(*asked).json()["usage"]["prompt_tokens"] == len(expected) > 1
+
+
+def test_a_tokenizer_that_cannot_decode_every_id(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    copy = copied(model_folder, tmp_path / "copy", of_kind("PerceiverTokenizer"))
+    asked = ("generate", copy, "-p", "the cat", "-n", "60", "-t", "2", "--seed", "1", "--raw")
+    assert "tokenizer cannot decode" in lade(*asked, "--ignore-eos", "-q").refused(1)
 
 
 def test_a_tokenizer_of_sentencepieces(lade: Any, model_folder: str, tmp_path: Path) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ladecli
+from ladecli.commands.cli import entry
+
 from . import fuzzing
+from .conftest import Result
 from .hub_files import copied, stating
 
 pytest.importorskip("gguf")
@@ -99,3 +106,58 @@ def test_a_tokenizer_that_cannot_encode(lade: Any, model_folder: str, tmp_path: 
     wrong = stating("tokenizer_config.json", model_max_length="x")
     folder = copied(model_folder, tmp_path / "model", wrong)
     assert "tokenizer cannot encode" in lade("generate", folder, "-p", "hi").refused()
+
+
+EXPLODING = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+
+
+def test_a_regular_expression_that_explodes(
+    lade: Any, model_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(copied(model_folder, tmp_path / "model"))
+    stated = json.loads((folder / "tokenizer.json").read_text())
+    whole = [EXPLODING | {"invert": False}, stated["pre_tokenizer"]]
+    stated["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": whole}
+    (folder / "tokenizer.json").write_text(json.dumps(stated))
+    assert lade("generate", str(folder), "-p", "a", "-n", "1").code == 0
+    capfd.readouterr()
+    code = entry(["generate", str(folder), "-p", "x" * 40])
+    assert "tokenizer cannot encode" in Result(code, *capfd.readouterr()).refused()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [[5], [None], [["a", "b"]], [{"name": "default"}], [{"template": "a"}], 5, True]
+    + [[{"name": name, "template": text}] for name, text in ((5, "a"), (["a"], "a"), ("a", 5))]
+    + [{"default": 5}, {"default": {"a": "b"}}, {"default": ["a"]}],
+    ids=str,
+)
+def test_chat_templates_of_odd_shape(
+    template: Any, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    change = stating("tokenizer_config.json", chat_template=template)
+    folder = copied(model_folder, tmp_path / "model", change)
+    assert "chat_template" in lade("generate", folder, "-p", "a").refused(1)
+    with pytest.raises(ladecli.LadeError, match=r"chat.template"):
+        ladecli.load(folder).generate([{"role": "user", "content": "a"}])
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS = {
+    "template": LOOP,
+    "a later turn": f"{{% if messages[1:] %}}{LOOP}{{% endif %}}",
+    "tokenizer": "{{ 'ab ' * 3000000 }}",
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_ctrl_c_ends_what_does_not_come_to_an_end(
+    case: str, lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
+) -> None:
+    (tmp_path / "t.jinja").write_text(ENDLESS[case] + "{{ messages[-1].content }}")
+    asked = ("-f", rows_file({"turns": ["a", "b"]}), "--chat-template", str(tmp_path / "t.jinja"))
+    pressed = threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT])
+    pressed.start()
+    began = time.monotonic()
+    assert lade("generate", model_folder, *asked, "-n", "1").code == 130
+    assert time.monotonic() - began < 4.0
