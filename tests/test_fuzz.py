@@ -112,15 +112,13 @@ EXPLODING = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Iso
 
 
 def test_a_regular_expression_that_explodes(
-    lade: Any, model_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    model_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(copied(model_folder, tmp_path / "model"))
     stated = json.loads((folder / "tokenizer.json").read_text())
     whole = [EXPLODING | {"invert": False}, stated["pre_tokenizer"]]
     stated["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": whole}
     (folder / "tokenizer.json").write_text(json.dumps(stated))
-    assert lade("generate", str(folder), "-p", "a", "-n", "1").code == 0
-    capfd.readouterr()
     code = entry(["generate", str(folder), "-p", "x" * 40])
     assert "tokenizer cannot encode" in Result(code, *capfd.readouterr()).refused()
 

@@ -196,7 +196,9 @@ class Session:
             UsageError: there is no such template, or it refuses the messages.
             NoEmbeddingError: the checkpoint has no embedding for one of the ids.
         """
-        return self._embedded(self.template(choice or TemplateChoice()).encode(messages))
+        template = self.template(choice or TemplateChoice())
+        _ = template.end_token  # while Ctrl-C still ends a template that does not come to an end
+        return self._embedded(template.encode(messages))
 
     def encode_talk(
         self, messages: Sequence[ChatMessage], choice: TemplateChoice | None
