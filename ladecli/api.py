@@ -76,7 +76,8 @@ class Model:
         """Stream the answer as events; `TextStep` events hold the text.
 
         Args:
-            prompt: a text to continue, or the messages of a conversation.
+            prompt: a text to continue as it is, like `lade generate --raw`; or the messages of a
+                conversation, which go through the model's chat template.
             strategy: lookahead, autoregressive, jacobi or prompt-lookup.
             lookahead: window, n-grams and guesses; None for the profile's.
             draft_text: a text that the answer may repeat, such as code that it edits, or several:
