@@ -7,6 +7,8 @@ import os
 
 def run_and_exit() -> None:
     """Run the program, and end the process with its exit code."""
+    # A Python that this one starts (multiprocessing does) must not run files of the current folder.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         # After a typing error Ctrl-C comes at once, and must not show a traceback of an import.
         from .commands.cli import run

@@ -84,15 +84,17 @@ def expanded(name: str) -> Path:
     return Path(os.path.expanduser(name))
 
 
-def read_named(name: str, kind: str) -> bytes:
+def read_named(name: str, kind: str, *, pipes: bool = True) -> bytes:
     """All of a file, whose name may begin with ~; messages call it `kind` and its name.
+
+    `pipes` is as in `read`.
 
     Raises:
         UsageError: it cannot be read; the message names it and the fix.
     """
     called = f"the {kind} {name}"
     try:
-        return read(expanded(name), pipes=True)
+        return read(expanded(name), pipes=pipes)
     except FileNotFoundError:
         raise UsageError(f"there is no {kind} {name}; check the path") from None
     except IsADirectoryError:

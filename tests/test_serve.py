@@ -33,7 +33,9 @@ CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"
 KEY = "a key"
 ORIGIN = "http://localhost:3000"
 JSON = {"Content-Type": "application/json"}
-LONG = {"prompt": "def ", "max_tokens": 2000, "ignore_eos": True}
+RANDOM = {"temperature": 50, "top_k": 0, "seed": 1, "ignore_eos": True}
+"""Nearly any token may come: no draft is right."""
+LONG = {"prompt": "def ", "max_tokens": 2000} | RANDOM
 """An answer that takes longer than any test waits for."""
 
 
@@ -302,12 +304,8 @@ def test_log_probabilities_of_a_chat(server: Server) -> None:
         assert all(likely) == (more == {}), "a penalty is no part of them"
 
 
-RANDOM = {"max_tokens": 200, "temperature": 50, "top_k": 0, "seed": 1, "ignore_eos": True}
-"""Nearly any token may come: no draft is right."""
-
-
 def test_parts_of_characters_have_their_bytes(server: Server) -> None:
-    answer = server.chat(logprobs=True, top_logprobs=1, **RANDOM)
+    answer = server.chat(logprobs=True, top_logprobs=1, **RANDOM | {"max_tokens": 200})
     tokens = answer["choices"][0]["logprobs"]["content"]
     parts = [each for each in tokens if "bytes:" in each["token"]]
     assert parts
@@ -323,7 +321,7 @@ def test_a_prediction_makes_an_answer_faster(
 ) -> None:
     alone = lade("generate", "--raw", "-p", prompt, "-n", "60", "--json").json()
     known = [{"type": "text", "text": alone["text"]}] if in_parts else alone["text"]
-    server.chat(**RANDOM)
+    server.chat(**RANDOM | {"max_tokens": 200})
     prediction = {"type": "content", "content": known}
     found = server.complete(prompt, max_tokens=60, prediction=prediction)
     assert found["choices"][0]["text"] == alone["text"]

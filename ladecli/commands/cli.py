@@ -228,8 +228,9 @@ def run() -> int:
     code = LadeError.exit_code
     try:
         code = entry()
-    except SystemExit as ended:  # by a signal
+    except SystemExit as ended:  # by a signal, or by the parser, whose help nothing reads
         code = ended.code if isinstance(ended.code, int) else code
+        code = 0 if isinstance(ended.__context__, BrokenPipeError) else code
     except OSError:
         if "--debug" in sys.argv:
             raise
@@ -310,9 +311,11 @@ def _failed(message: str, code: int) -> int:
 
 
 def _flushed(stream: TextIO) -> bool:
-    """Whether what was written to a stream has arrived."""
+    """Whether what was written to a stream has arrived, or nothing reads it any more."""
     try:
         stream.flush()
+    except BrokenPipeError:
+        return True
     except (OSError, ValueError, KeyboardInterrupt):  # closed, or nobody reads it
         return False
     return True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import itertools
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import LadeError, UsageError
+from ..errors import LadeError, UsageError, one_line
 from ..options import COMMANDS, request_of
 from ..options.declare import PANELS, PREFIX, Option, Options, config_path, options_of
 from ..view.screen import Column, Table, print_table
@@ -67,6 +69,8 @@ def read() -> dict[str, dict[str, Any]]:
     except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null is a way to have none
         return {}
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # so there is no such file
+            return {}
         raise UsageError(f"{where} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
@@ -142,8 +146,13 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
 
 def run_path(_request: Options) -> int:
     """Print where the config file is, or would be; returns the exit code."""
-    print(config_path())
+    _print_path(config_path())
     return 0
+
+
+def _print_path(path: Path) -> None:
+    """Print a path: on a terminal without what would drive it, else as it is, for programs."""
+    print(one_line(str(path)) if sys.stdout.isatty() else path)
 
 
 def run_init(request: InitRequest) -> int:
@@ -167,7 +176,7 @@ def run_init(request: InitRequest) -> int:
     files.write(target, template(), "config init")
     if kept is not None:
         Terminal().say(f"the old one is {kept.name} now, in the same folder")
-    print(target)
+    _print_path(target)
     return 0
 
 
@@ -213,7 +222,7 @@ def show(found: Mapping[str, Options], color: str) -> int:
     columns = tuple(Column(head, number=False) for head in ("setting", "value", "from"))
     table = Table("What holds without flags", columns, tuple(_rows(found)))
     print_table(table, terminal.console(sys.stdout))
-    if not config_path().exists():
+    if not os.path.exists(config_path()):  # also for a name that is too long
         terminal.say("there is no config file; lade config init writes one")
     return 0
 

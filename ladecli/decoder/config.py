@@ -203,8 +203,8 @@ class SamplingConfig:
                 f"repetition-penalty must be from {1.0 / EXTREME:g} to {EXTREME:g}, not"
                 f" {self.repetition_penalty}"
             )
-        if not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed must be in [0, 2**64), not {self.seed}")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"seed must be in [-2**63, 2**64), not {self.seed}")
 
     @property
     def greedy(self) -> bool:

@@ -38,7 +38,7 @@ def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
     up to rounding.
 
     Args:
-        seed: from 0 to 2**64 - 1.
+        seed: of 64 bits, signed or not: -1 is the same as 2**64 - 1.
         positions: in the text.
         tokens: ids, int64 [n], or [positions, n].
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -320,8 +321,16 @@ class ServeRequest(DraftFileOptions, RankedOptions):
     queue: int = _serve(
         "Maximum number of requests that wait; further ones are refused.", default=16, least=1
     )
+    client_timeout: float = _serve(
+        "Seconds that a client may take to send a request, or to read on.", default=30.0, least=0.1
+    )
 
     def _check(self) -> None:
         super()._check()
+        for origin in self.cors or ():
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+", origin):
+                raise UsageError(
+                    f"cors {origin} is no origin of web pages; write it as http://localhost:3000"
+                )
         if self.api_key == "":
             raise UsageError("api-key is empty; give a key, or leave it out")

@@ -27,8 +27,10 @@ from .worker import Job, Part, Worker, ending
 
 MOST_BYTES = 4 << 20
 """Of a body."""
-BODY_SECONDS = 30.0
-"""For a client to send one."""
+HELD_BYTES = 8 * MOST_BYTES
+"""Of all bodies that are not complete."""
+SMALL_BYTES = 64 << 10
+"""Of a body that is read whatever else is."""
 AT_ONCE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers by which proxies (nginx) pass on a stream as it comes."""
 
@@ -46,10 +48,10 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=request.cors, allow_methods=["*"], allow_headers=["*"]
         )
-    desk, began = _Desk(worker, request.queue), int(time.time())
+    desk, began = _Desk(worker, request), int(time.time())
     model = {"id": worker.name, "object": "model", "created": began, "owned_by": "lade"}
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
@@ -79,30 +81,57 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
     return app
 
 
-async def _read(request: Request, kind: type[Wanted]) -> Wanted:
-    """What the body of a request wants, which is no larger and no slower than it must be."""
-    # Forms of web pages cannot send it.
-    if "json" not in request.headers.get("content-type", "").lower():
-        raise Refused(415, "send JSON, with the header Content-Type: application/json")
-    try:
-        body = await asyncio.wait_for(_body(request), BODY_SECONDS)
-        wanted = kind.model_validate_json(body)
-    except asyncio.TimeoutError:
-        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
-    except ValidationError as error:
-        place = error.errors()[0]["loc"]
-        raise Refused(400, one_line(flaw(error)), str(place[0]) if place else None) from None
-    wanted.check()
-    return wanted
+class _Reader:
+    """Reads requests, no larger and no slower than they must be.
 
+    Args:
+        worker: that answers.
+        seconds: for a client to send a body.
+    """
 
-async def _body(request: Request) -> bytes:
-    found = bytearray()
-    async for piece in request.stream():
-        found += piece
-        if len(found) > MOST_BYTES:
-            raise Refused(413, f"the body is larger than {MOST_BYTES >> 20} MiB; send less")
-    return bytes(found)
+    def __init__(self, worker: Worker, seconds: float) -> None:
+        self._worker, self._seconds = worker, seconds
+        self._held = 0  # bytes of bodies that are not complete
+
+    async def read(self, request: Request, kind: type[Wanted]) -> Wanted:
+        """What the body of a request wants.
+
+        Raises:
+            Refused: it is no such body.
+        """
+        # Forms of web pages cannot send it, whatever they write after the semicolon.
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not re.fullmatch(r"application/([\w.-]+\+)?json", media):
+            raise Refused(415, "send JSON, with the header Content-Type: application/json")
+        try:
+            wanted = kind.model_validate_json(
+                await asyncio.wait_for(self._body(request), self._seconds)
+            )
+        except asyncio.TimeoutError:
+            late = Refused(408, f"the body did not come within {self._seconds:g} s")
+            late.headers = {"Connection": "close"}
+            raise late from None
+        except ValidationError as error:
+            place = error.errors()[0]["loc"]
+            raise Refused(400, one_line(flaw(error)), str(place[0]) if place else None) from None
+        wanted.check()
+        return wanted
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        try:
+            async for piece in request.stream():
+                body += piece
+                self._held += len(piece)
+                if len(body) > MOST_BYTES:
+                    limit = f"{MOST_BYTES >> 20} MiB"
+                    raise Refused(413, f"the body is larger than {limit}; send less")
+                if len(body) > SMALL_BYTES and self._held > HELD_BYTES:
+                    raise Refused(503, "too many large bodies at once; ask again after a second")
+            return bytes(body)
+        finally:
+            self._held -= len(body)
+            self._worker.untidy |= len(body) > SMALL_BYTES
 
 
 def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
@@ -211,14 +240,15 @@ class _Desk:
 
     Args:
         worker: that answers.
-        most: requests that may wait.
+        request: the options of the server.
 
     Attributes:
         open: the jobs that wait or are answered now.
     """
 
-    def __init__(self, worker: Worker, most: int) -> None:
-        self._worker, self._most = worker, most
+    def __init__(self, worker: Worker, request: ServeRequest) -> None:
+        self._worker, self._most = worker, request.queue
+        self._reader = _Reader(worker, request.client_timeout)
         self.open: set[Job] = set()
 
     async def answer(self, request: Request, kind: type[Wanted], form: _Chat) -> Response:
@@ -228,7 +258,7 @@ class _Desk:
             Refused: there is none; or it was cut short, of one that is no stream.
         """
         try:
-            wanted = await _read(request, kind)
+            wanted = await self._reader.read(request, kind)
         except Refused:
             self._worker.counters.refuse()
             raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ..decoder.quiet import LOG
 from ..errors import UsageError
 from ..options.answer import ServeRequest
 from ..session import opening, pool_file
-from ..view.terminal import Terminal, ctrl_c
+from ..view.terminal import Terminal, ctrl_c, heeded
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,7 +29,7 @@ BACKLOG = 1024
 
 
 def run(request: ServeRequest) -> int:
-    """Serve until Ctrl-C or SIGTERM; returns the exit code 0.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit code 0.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
@@ -68,6 +68,7 @@ def _serve(
     import uvicorn
 
     from .app import is_loopback, make_app
+    from .connection import TimedProtocol
     from .worker import GRACE, Worker
 
     worker = Worker(session, request)
@@ -76,6 +77,7 @@ def _serve(
             logging.getLogger(name).setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         make_app(worker, request),
+        http=functools.partial(TimedProtocol, request.client_timeout),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -87,7 +89,7 @@ def _serve(
     shown = f"[{address}]" if ":" in address else address
     if not is_loopback(address) and request.api_key is None:
         terminal.say(f"everyone who reaches {shown} may use the model; --api-key asks for a key")
-    with ctrl_c(signal.SIGTERM) as pressed, _in_background(server, listener):
+    with ctrl_c(*heeded("SIGTERM", "SIGHUP")) as pressed, _in_background(server, listener):
         terminal.say(f"{worker.name} answers at http://{shown}:{port}/v1; Ctrl-C ends it")
         worker.run(pressed)
 

@@ -79,7 +79,7 @@ _Text = Annotated[str, StringConstraints(min_length=1, max_length=STOP_LENGTH)]
 class _Object(BaseModel):
     """An object of a request."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(strict=True, protected_namespaces=())
 
 
 class TextPart(_Object):
@@ -110,13 +110,14 @@ class Message(Said):
 
     def for_template(self) -> ChatMessage:
         """The message as chat templates take it."""
-        role = "system" if self.role == "developer" else self.role
         thought = {"reasoning_content": self.reasoning_content} if self.reasoning_content else {}
-        return {"role": role, "content": self.text, **thought}
+        return {"role": self.role, "content": self.text, **thought}
 
 
 class _Wanted(_Object):
     """What a client wants; None is what the server was started with."""
+
+    model_config = ConfigDict(extra="allow")
 
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -139,6 +140,7 @@ class _Wanted(_Object):
             if value is not None and value not in others:
                 only = f"only {json.dumps(others[0])} is" if others else "it is not"
                 raise Refused(400, f"{name}: {only} supported here; leave it out", name)
+        self.__pydantic_extra__ = None  # which may be as large as the body
 
     @property
     def options(self) -> dict[str, Any]:

@@ -11,11 +11,13 @@ import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client as prometheus
 
+from ..decoder.model.release import give_back
 from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankError
 from ..errors import UsageError, describe_error, one_line
 from ..events import TextEvent, TextStep, pieces_of
@@ -34,7 +36,11 @@ GRACE = 1.0
 SHORTEST_PART = 0.02
 """Seconds of an answer that are sent at once: the server's thread takes time from faster steps."""
 LONGEST_WAIT = 0.2
-"""Seconds until the worker looks again whether it was stopped."""
+"""Seconds until the worker checks again whether it was stopped."""
+
+
+_SYSTEM = ("system", "developer")
+"""Roles of messages that take the place of `--system`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ class Worker:
         counters: of what was answered.
         jobs: that wait.
         until: when the answer under way ends, at the latest; no other is taken before that.
+        untidy: whether much memory was freed that the C library may still keep.
     """
 
     def __init__(self, session: Session, request: ServeRequest) -> None:
@@ -128,7 +135,10 @@ class Worker:
         self._terminal = Terminal(request.color, request.quiet)
         self._spell = speller(session.loaded.tokenizer)
         self._calibration: float | None = None
+        # Signals are handled in the main thread, which a tokenizer would hold for seconds.
+        self._thread = ThreadPoolExecutor(1, "prompt")
         self.until = math.inf
+        self.untidy = False
 
     def stop(self) -> None:
         """Let the answer under way come to its end within `GRACE`, and take no other."""
@@ -148,6 +158,9 @@ class Worker:
                 # A signal just before the wait would not end one without a limit.
                 with contextlib.suppress(queue.Empty):
                     self._answer(self.jobs.get(timeout=LONGEST_WAIT), pressed)
+                if self.untidy:
+                    self.untidy = False
+                    give_back()
         finally:
             self.stop()
             while not self.jobs.empty():
@@ -164,8 +177,15 @@ class Worker:
         outcome, wanted = "abandoned", job.wanted
         try:
             if wanted is not None:
+                prepared = self._thread.submit(self._prepare, wanted)
+                while not wait([prepared], LONGEST_WAIT).done:
+                    if pressed() or self.until < math.inf:
+                        raise ending()  # a prompt that takes so long has no answer within `GRACE`
                 for part in self._parts(
-                    wanted, tally, lambda: job.wanted is None or self._is_over(pressed)
+                    wanted,
+                    *prepared.result(),
+                    tally,
+                    lambda: job.wanted is None or self._is_over(pressed),
                 ):
                     job.give(part)
         except Exception as error:
@@ -179,11 +199,11 @@ class Worker:
             self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
 
-    def _parts(self, wanted: Wanted, tally: Tally, cancelled: Callable[[], bool]) -> Iterator[Part]:
-        """Decode an answer; `cancelled` is asked after every step, and true ends it.
+    def _prepare(self, wanted: Wanted) -> tuple[list[int], Settings]:
+        """The ids of a prompt, and how to answer it; on a thread of its own.
 
         Raises:
-            Refused, Error: it cannot begin, or was cut short.
+            Refused, Error: it cannot be answered.
         """
         session = self._session
         given = wanted.options
@@ -192,10 +212,24 @@ class Worker:
         prompt, template = self._prompt(wanted, request)
         sampling = session.loaded.defaults.without_samples
         settings = opening.settings_of(request, session.choice, sampling, template)
-        settings = replace(settings, logprobs=wanted.alternatives)
         if wanted.prediction is not None:
             session.add_draft_text(wanted.prediction.text, lasting=False)
+        return prompt, replace(settings, logprobs=wanted.alternatives)
 
+    def _parts(
+        self,
+        wanted: Wanted,
+        prompt: list[int],
+        settings: Settings,
+        tally: Tally,
+        cancelled: Callable[[], bool],
+    ) -> Iterator[Part]:
+        """Decode an answer; `cancelled` is asked after every step, and true ends it.
+
+        Raises:
+            Refused, Error: it was cut short.
+        """
+        session = self._session
         hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
         for event in session.stream(prompt, settings, cancelled):
             tally.add(event)
@@ -220,24 +254,38 @@ class Worker:
             UsageError, Refused: the template refuses it, or it does not fit.
         """
         session, template = self._session, None
+        most = session.decoder.max_context
         if isinstance(wanted, ChatWanted):
             messages = [message.for_template() for message in wanted.messages]
-            if request.system is not None and messages[0]["role"] != "system":
+            if request.system is not None and messages[0]["role"] not in _SYSTEM:
                 messages.insert(0, {"role": "system", "content": request.system})
             if (template := request.template(True)) is None:
-                ids = session.encode("\n".join(message["content"] for message in messages))
+                ids = session.encode("\n".join(message["content"] for message in messages), most)
             else:
-                arguments = {**template.arguments, **(wanted.chat_template_kwargs or {})}
-                template = replace(template, arguments=arguments)
-                ids = session.encode_chat(messages, template)
+                template = self._with_variables(template, wanted.chat_template_kwargs or {})
+                ids = session.encode_chat(messages, template, most)
         else:
-            ids = session.encode(wanted.prompt)
-        if len(ids) >= (most := session.decoder.max_context):
+            ids = session.encode(wanted.prompt, most)
+        if len(ids) >= most:
             # In OpenAI's words, by which clients know it.
             told = f"This model's maximum context length is {most} tokens, and the prompt has"
-            message = f"{told} {len(ids)}; shorten the prompt"
+            count = len(ids) if len(ids) <= 2 * most else f"more than {2 * most}"
+            message = f"{told} {count}; shorten the prompt"
             raise Refused(400, message, code="context_length_exceeded")
         return ids, template
+
+    def _with_variables(
+        self, template: TemplateChoice, variables: dict[str, Any]
+    ) -> TemplateChoice:
+        """A template with a client's variables, without those that it does not have: a line about
+        each would be the client's to fill the terminal with."""
+        if not variables:
+            return template
+        plain = self._session.template(template)
+        for key in variables:
+            plain.check_argument(key)
+        known = {key: value for key, value in variables.items() if key in plain.words}
+        return replace(template, arguments={**template.arguments, **known})
 
     def _part(self, events: Sequence[TextEvent], hidden: frozenset[int]) -> Part:
         """What events add."""

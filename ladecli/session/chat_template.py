@@ -15,7 +15,7 @@ from .. import files
 from ..decoder.tree import common_prefix
 from ..errors import UsageError
 from ..options.answer import TemplateChoice
-from .text import token_ids
+from .text import shortened, token_ids
 
 if TYPE_CHECKING:
     from jinja2 import TemplateSyntaxError
@@ -57,9 +57,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice)
         self._arguments = copy.deepcopy(dict(choice.arguments))
-        taken = set(inspect.signature(tokenizer.apply_chat_template).parameters)
-        for key in self._arguments.keys() & (taken - {"tools", "documents"} | NOT_ARGUMENTS):
-            raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
+        for key in self._arguments:
+            self.check_argument(key)
         # Lines about what was done to messages, or does nothing.
         self.notices = [
             f"{self._name} has no variable {key!r}: it changes nothing"
@@ -67,16 +66,34 @@ class ChatTemplate:
             if not self._mentions(key)
         ]
 
-    def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def check_argument(self, key: str) -> None:
+        """Refuse with a UsageError a name that transformers takes for something of its own."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        taken = {"self", *NOT_ARGUMENTS}
+        for function in (self._tokenizer.apply_chat_template, render_jinja_template):
+            taken |= inspect.signature(function).parameters.keys()
+        if key in taken - {"tools", "documents"}:
+            raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All words of the source, among which its variables are."""
+        return frozenset(re.findall(r"\w+", self._source))
+
+    def encode(self, messages: Sequence[ChatMessage], most: int | None = None) -> list[int]:
         """The ids of a conversation, which waits for an answer.
 
         Args:
             messages: with `role` and `content`.
+            most: see `Session.encode`.
 
         Raises:
             UsageError: the template is broken, refuses the messages, or drops what they say.
         """
         text = self._apply(self._prepared(messages), reply=True)
+        if most is not None:
+            text = shortened(self._tokenizer, text, most)
         return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
 
     @cached_property

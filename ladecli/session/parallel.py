@@ -186,9 +186,11 @@ def _start_processes(
         return next((f"rank {rank} ended" for rank in ended), None)
 
     try:
-        with handling(signal.SIG_IGN, signal.SIGINT):  # followers inherit that
+        # Followers inherit both.  Python has the current folder on its path when it starts them,
+        # and would run a file `re.py` there; this folder is empty.
+        with handling(signal.SIG_IGN, signal.SIGINT), _inside(task[-1]) as here:
             for rank in range(1, place.size):
-                arguments = replace(place, rank=rank, local_rank=rank), *task, theirs
+                arguments = replace(place, rank=rank, local_rank=rank), *task, here, theirs
                 process = spawn.Process(target=_run_child, args=arguments, daemon=True)
                 process.start()
                 followers.append(process)
@@ -197,6 +199,17 @@ def _start_processes(
         for process in followers:  # they have nothing to save
             process.kill()
             process.join()
+
+
+@contextlib.contextmanager
+def _inside(folder: str) -> Iterator[str]:
+    """Let a folder be the current one within a block, which gets the name of the other."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield before
+    finally:
+        os.chdir(before)
 
 
 def check_number(request: RankedOptions, place: Place) -> list[str]:
@@ -251,6 +264,7 @@ def _run_child(
     plan: Planner,
     rendezvous: str,
     folder: str,
+    here: str,
     last_words: Connection,
 ) -> None:
     """Be a follower that the leader started, and end the process.
@@ -258,8 +272,10 @@ def _run_child(
     Args:
         rendezvous: URL where the ranks find each other.
         folder: the leader's; deleted should the leader be killed.
+        here: the current folder.
         last_words: takes this rank's number and why it failed.
     """
+    os.chdir(here)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

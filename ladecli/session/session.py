@@ -26,7 +26,7 @@ from ..profiles import Choice, races
 from .chat_template import ChatMessage, ChatTemplate, text_of
 from .reasoning import splitter
 from .setup import Setup
-from .text import Part, TextStream, text_events, token_ids
+from .text import Part, TextStream, shortened, text_events, token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,8 @@ class Session:
             lasting: whether it outlives `start_over`.
         """
         self._end_shared()
+        if not lasting:
+            text = shortened(self.loaded.tokenizer, text, self.decoder.max_context)
         encoded = token_ids(self.loaded.tokenizer, text, special=False)
         ids = [i for i in encoded if i < self.decoder.facts.vocabulary]
         if lasting and ids not in self._draft_texts:
@@ -175,22 +177,32 @@ class Session:
         self._notices_shown.update(new)
         return new
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str, most: int | None = None) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds.
+
+        Args:
+            prompt: a text.
+            most: of a prompt with more than twice as many ids, those of a beginning will do.
 
         Raises:
             NoEmbeddingError: the checkpoint has no embedding for one.
         """
+        if most is not None:
+            prompt = shortened(self.loaded.tokenizer, prompt, most)
         return self._embedded(token_ids(self.loaded.tokenizer, prompt))
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], choice: TemplateChoice | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        choice: TemplateChoice | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """The ids of a conversation, which waits for an answer.
 
         Args:
             messages: with `role` and `content`.
             choice: of the chat template; the model's own if None.
+            most: see `encode`.
 
         Raises:
             UsageError: there is no such template, or it refuses the messages.
@@ -198,7 +210,7 @@ class Session:
         """
         template = self.template(choice or TemplateChoice())
         _ = template.end_token  # while Ctrl-C still ends a template that does not come to an end
-        return self._embedded(template.encode(messages))
+        return self._embedded(template.encode(messages, most))
 
     def encode_talk(
         self, messages: Sequence[ChatMessage], choice: TemplateChoice | None

@@ -94,6 +94,19 @@ def _without_rust_messages() -> Iterator[None]:
         os.close(kept)
 
 
+def shortened(tokenizer: Any, text: str, most: int) -> str:
+    """Return a text, or of one with more than 2 * `most` tokens a beginning that has as many.
+
+    To encode four megabytes takes many seconds, only to know that they do not fit.
+    """
+    size = 16 * most
+    while size < len(text):
+        if len(token_ids(tokenizer, text[:size], special=False)) > 2 * most:
+            return text[:size]
+        size *= 4
+    return text
+
+
 class Detokenizer:
     """Turns tokens into text one by one, and holds back incomplete characters.
 

@@ -203,7 +203,7 @@ def read_trace(path: Path) -> Trace:
         UsageError: it cannot be read; the message names the file, the line and the fix.
     """
     # What stands after the last line break is empty; or the program was killed while it wrote.
-    *lines, _ = files.read_named(str(path), "trace").split(b"\n")
+    *lines, _ = files.read_named(str(path), "trace", pipes=False).split(b"\n")
     number, events, spellings = 1, list[TextEvent](), dict[int, str]()
     if not lines or b'"lade-trace"' not in lines[0]:
         raise UsageError(f"{path} is not a trace; lade generate {OPTION} FILE records one")

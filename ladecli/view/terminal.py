@@ -159,9 +159,13 @@ def tidying_up() -> contextlib.AbstractContextManager[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    # Not every system has all of them.
-    ends = (s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP", "SIGQUIT"))
-    return handling(end, *(s for s in ends if signal.getsignal(s) != signal.SIG_IGN))
+    return handling(end, *heeded("SIGTERM", "SIGHUP", "SIGQUIT"))
+
+
+def heeded(*names: str) -> list[signal.Signals]:
+    """The signals of these names, without those that are ignored or that this system lacks."""
+    known = (each for each in signal.Signals if each.name in names)
+    return [each for each in known if signal.getsignal(each) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager

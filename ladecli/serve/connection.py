@@ -1,0 +1,81 @@
+"""Connections of the web server: those of clients that take too long are closed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+PROBE_SECONDS = 0.5
+"""Seconds from one probe of a half-closed connection to the next; the second one may fail."""
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with limits of time, and with answers for half-closed connections.
+
+    uvicorn itself waits for a head, for a body and for a reader without an end.
+
+    Args:
+        patience: seconds for a head, for the rest of a body that was answered early, and for a
+            client to read on.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, patience: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._patience = patience
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._restart_timer()
+
+    def on_response_complete(self) -> None:
+        self._restart_timer()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self._restart_timer()
+        super().pause_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection until a request that is complete was answered."""
+        if not self._answering or self.conn.their_state is h11.SEND_BODY:
+            return False
+        self.cycle.keep_alive = False
+        self.loop.call_later(PROBE_SECONDS, self._probe)
+        return True
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _restart_timer(self) -> None:
+        self._cancel_timer()
+        self._timer = self.loop.call_later(self._patience, self._give_up)
+
+    def _give_up(self) -> None:
+        """Close the connection if only the client is waited for."""
+        unread = self.flow.write_paused or self.transport.is_closing()
+        unfinished = not self._answering and self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if unread or unfinished:
+            self.transport.abort()
+
+    def _probe(self) -> None:
+        """Write an interim response, which fails if the client has closed the other half too."""
+        if self.transport.is_closing() or self.cycle.response_started:
+            return
+        if self.cycle.scope["http_version"] == "1.1":  # HTTP/1.0 has none
+            head = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(head))
+            self.loop.call_later(PROBE_SECONDS, self._probe)
