@@ -217,6 +217,14 @@ def test_a_file_with_all_its_lines_uncommented_changes_nothing(
     assert replace(requested(command), origins={}) == before
 
 
+def test_a_folder_whose_name_is_too_long_has_no_config_file(
+    lade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"/{'x' * 4000}")
+    assert lade("config", "show").code == 0
+    assert "there is no trace nowhere" in lade("replay", "nowhere").refused()
+
+
 def test_init_keeps_what_is_there(lade: Any) -> None:
     path = write("windw = 1\n")
     assert lade("config", "path").out == f"{path}\n"

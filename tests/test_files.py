@@ -131,3 +131,4 @@ def test_files_that_are_ours_are_no_pipes(tmp_path: Path, lade: Any) -> None:
         files.read(tmp_path / "pipe")
     refused = lade("generate", "-p", "a", "--pool-file", str(tmp_path / "pipe")).refused()
     assert "no regular file" in refused
+    assert "no regular file" in lade("replay", str(tmp_path / "pipe")).refused()

@@ -92,12 +92,22 @@ class Ranks:
     ids=["ours", "torchrun"],
 )
 def test_ranks_yield_the_text_of_one_until_one_is_killed(
-    options: list[str], launcher: tuple[str, ...], line: str, lade: Any, rows_file: Any
+    options: list[str],
+    launcher: tuple[str, ...],
+    line: str,
+    lade: Any,
+    rows_file: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prompts = rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
     given = ["generate", "--prompt-file", prompts, "-n", "200", "--ignore-eos", "--json"]
     given += ["--temperature", "0.7", "--seed", "3"]
     expected = [row["token_ids"] for row in lade(*given).rows()]
+    if not launcher:  # torchrun has the current folder on Python's path
+        monkeypatch.chdir(tmp_path)
+        for name in ("multiprocessing", "os", "random", "re", "signal", "ladecli", "torch"):
+            (tmp_path / f"{name}.py").write_text(f"open({name!r}, 'x')")
     ranks = Ranks(*given, *options, launcher=launcher)
     first = json.loads(ranks.line())
     assert (first["decode"]["ranks"], first["token_ids"]) == (2, expected[0])
@@ -107,6 +117,7 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
     assert (code, second["finish_reason"]) == (1, "lost")
     assert second["token_ids"] == expected[1][: len(second["token_ids"])]
     assert errors[-1].startswith(f"lade: {line}")
+    assert not [path for path in tmp_path.iterdir() if not path.suffix], "code of a folder ran"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -89,7 +90,8 @@ class Server(forked.Forked):
             response = connection.getresponse()
             text = response.read().decode()
             is_json = response.headers.get_content_type() == "application/json"
-            return response.status, json.loads(text) if is_json else text, response.headers
+            content = json.loads(text) if is_json and text else text
+            return response.status, content, response.headers
 
     def complete(self, prompt: str = "def ", **more: Any) -> Any:
         """The answer to a text that is continued."""
@@ -193,7 +195,7 @@ def test_a_stream_has_the_same_text_and_ends_with_figures(server: Server, usage:
 
 
 def test_a_text_is_continued_with_the_seed_that_was_asked_for(server: Server, lade: Any) -> None:
-    options = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
+    options = {"temperature": 0.9, "top_p": 0.95, "seed": -7}
     more: dict[str, Any] = {"top_k": 30, "min_p": 0.01, "repetition_penalty": 1.1}
     given = [f"--{name.replace('_', '-')}={value}" for name, value in (options | more).items()]
     expected = lade("generate", "--raw", "-p", "def ", "-n", "30", "--json", *given).json()
@@ -206,7 +208,7 @@ def test_a_text_is_continued_with_the_seed_that_was_asked_for(server: Server, la
         ]
         free = client.completions.create(model="demo", prompt="def ", temperature=1, max_tokens=3)
     assert [answer.choices[0].text for answer in answers] == [expected["text"]] * 2
-    assert answers[0].lade["seed"] == 7
+    assert answers[0].lade["seed"] == -7
     assert free.lade["seed"] is not None
 
 
@@ -382,6 +384,8 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"messages": [HI | {"content": None}]}, "messages", "text, or a list of parts"),
         ({"messages": [HI | CALLS]}, "messages", "tool_calls: it is not supported"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is no"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self is no"),
+        ({"chat_template_kwargs": {"conversations": 1}}, "chat_template_kwargs", "is no"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -410,6 +414,10 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
         assert long.value.code == "context_length_exceeded"
         # Programs that see the message alone look for these words.
         assert "This model's maximum context length is 2048 tokens" in long.value.message
+        began = time.monotonic()
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            client.completions.create(model="demo", prompt="so much to say " * 270_000)
+        assert time.monotonic() - began < 2, "all of it was tokenised"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
         assert client.models.retrieve("demo").id == "demo"
@@ -435,6 +443,7 @@ def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> 
 def test_a_key_is_asked_for(guarded: Server) -> None:
     assert not [line for line in guarded.lines if "--api-key" in line], "nothing is warned of"
     assert guarded.ask("/health")[:2] == (200, {"status": "ok"})
+    assert guarded.ask("/health", None, "HEAD")[0] == 200
     assert guarded.ask("/v1/models", None, Authorization=f"bEARER {KEY}")[0] == 200
     for key in ("", "Bearer another", "Bearer \xe4"):
         status, error = guarded.refusal("/v1/models", None, Authorization=key)
@@ -447,6 +456,14 @@ def test_a_key_is_asked_for(guarded: Server) -> None:
         assert client.models.list()
 
 
+NOT_JSON = (
+    *("text/plain", "text/plain; charset=json", "text/plain;x=json", ";application/json", "json"),
+    *("application/x-www-form-urlencoded; json", "multipart/form-data; boundary=json"),
+    *("text/plain;application/json", "text/plain, application/json", "application/jsonp"),
+)
+"""Content types that are no JSON, of which pages of other origins may send some unasked."""
+
+
 def test_pages_of_other_origins_ask_only_where_allowed(server: Server, guarded: Server) -> None:
     asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
     status, _, headers = guarded.ask("/v1/chat/completions", None, "OPTIONS", **asked)
@@ -455,10 +472,10 @@ def test_pages_of_other_origins_ask_only_where_allowed(server: Server, guarded: 
     assert guarded.ask("/v1/chat/completions", None, "OPTIONS", **asked)[0] == 400
     assert "access-control-allow-origin" not in server.ask("/v1/models", None, **asked)[2]
     # Forms of web pages cannot send JSON, and a name of the web that leads here is none of ours.
-    plain = {"Content-Type": "text/plain"}
-    assert server.refusal("/v1/completions", LONG, **plain)[0] == 415
-    typed = {"Content-Type": "Application/JSON; charset=utf-8"}
-    assert server.refusal("/v1/completions", {"prompt": 5}, **typed)[0] == 400
+    for kind in NOT_JSON:
+        assert server.refusal("/v1/completions", LONG, **{"Content-Type": kind})[0] == 415
+    for kind in ("Application/JSON; charset=utf-8", "application/vnd.api+json ;x=text/plain"):
+        assert server.refusal("/v1/completions", {"prompt": 5}, **{"Content-Type": kind})[0] == 400
     for host in ("evil.example:80", "[::1", "127.0.0.1.evil.example"):
         assert server.refusal("/v1/models", None, Host=host)[0] == 403
     for host in ("LocalHost:1", "[::1]:80", "127.0.0.1"):
@@ -520,6 +537,33 @@ def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
         assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
 
 
+def test_large_bodies_that_do_not_end_leave_room_for_small_ones(server: Server) -> None:
+    halves = http_post("/v1/completions", b" " * (4 << 20), 5 << 20)
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            for _ in range(10)
+        ]
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.sendall(halves)
+        refused, _, _ = select.select(clients, [], [], 10)
+        assert refused[0].recv(64).startswith(b"HTTP/1.1 503")
+        assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
+
+
+def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
+    body = json.dumps({"prompt": "def ", "max_tokens": 2, "stream": True}).encode()
+    whole = body.replace(b"true", b"null")
+    for sent, last in ((body, b"[DONE]"), (whole, b'"usage"')):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            client.sendall(http_post("/v1/completions", sent))
+            client.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert b"HTTP/1.1 200 OK" in answer
+        assert last in answer
+
+
 def test_other_paths_and_methods(server: Server) -> None:
     status, said = server.refusal("/v1/embeddings", {})
     assert (status, said["message"].split(";")[0]) == (404, "there is no POST /v1/embeddings")
@@ -533,7 +577,7 @@ def test_other_paths_and_methods(server: Server) -> None:
 
 def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path) -> None:
     steps = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP):  # other tests end theirs by SIGTERM
         pool = ("--pool-file", str(tmp_path / "pool"))
         with Server(tmp_path, "--host", "0.0.0.0", *pool) as server, server.client() as client:
             known = {"prompt": "import ", "max_tokens": 60}
@@ -559,6 +603,51 @@ def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path)
             assert time.monotonic() - began < 4
             assert "--api-key" in server.lines[-2], "its door is open"
     assert steps[1] < steps[0]
+
+
+def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "template").write_text(
+        "{% for message in messages %}{{ message.content }}{% endfor %}{% if count %}"
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    )
+    options = ("--client-timeout", "0.4", "--chat-template", str(tmp_path / "template"))
+    body = http_post("/v1/completions", b'{"pro', 1000)
+    answered = http_post("/health", b'{"pro', 1000).replace(b"POST", b"GET")
+    with Server(tmp_path, *options) as server, contextlib.ExitStack() as stack:
+        clients = []
+        for sent in (b"", b"POST ", body, body.replace(b"json", b"text"), answered) * 5:
+            client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            stack.callback(client.close)
+            client.sendall(sent)
+            clients.append(client)
+        began, answers = time.monotonic(), []
+        for _ in range(7):  # they go on, and do not finish
+            time.sleep(0.1)
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.send(b"x")
+        for client in clients:
+            with contextlib.suppress(ConnectionResetError):
+                answers.append(client.recv(65536)[9:12])
+                while client.recv(65536):
+                    pass
+        assert time.monotonic() - began < 4
+        assert {*answers} == {b"", b"408", b"415", b"200"}
+
+        strange = {"chat_template_kwargs": {"strange": 1}}
+        assert server.chat(max_tokens=2, **strange)["choices"]
+        counting = json.dumps({"messages": QUESTION, "chat_template_kwargs": {"count": True}})
+        client.close()
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        stack.callback(client.close)
+        client.sendall(http_post("/v1/chat/completions", counting.encode()))
+        server.wait_until(lambda: "lade_queue 1.0" in server.ask("/metrics")[1])
+        began = time.monotonic()
+        os.kill(server.pid, signal.SIGINT)
+        assert client.recv(64).startswith(b"HTTP/1.1 503")
+        assert server.wait(5) == 0
+        assert time.monotonic() - began < 2
+    assert not [line for line in server.lines if "strange" in line]
 
 
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
@@ -592,6 +681,8 @@ def test_places_where_it_cannot_listen(lade: Any) -> None:
     assert "nowhere.invalid" in lade("serve", "--host", "nowhere.invalid").refused()
     assert "port must be" in lade("serve", "--port", "70000").refused()
     assert "api-key is empty" in lade("serve", "--api-key", "").refused()
+    for origin in ("localhost", "localhost:3000", "http://localhost:3000/"):
+        assert f"cors {origin}" in lade("serve", "--cors", origin).refused()
 
 
 def test_a_key_is_not_shown(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,11 @@ ANSWER = "generate -p the -n 99 --ignore-eos"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", ["doctor", "replay --step", "replay", f"{ANSWER} --json", f"{ANSWER} --no-stats"]
+    "command",
+    [
+        *("--help", "config show", "doctor", "replay --step", "replay"),
+        *(f"{ANSWER} --json", f"{ANSWER} --no-stats"),
+    ],
 )
 def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
     trace = [str(record(tmp_path / "a.trace", "paper"))] if "replay" in command else []

@@ -134,6 +134,14 @@ def test_an_error_in_a_terminal() -> None:
     harmless(*ERRORS[-1])
 
 
+def test_the_folder_of_the_config_file() -> None:
+    home = f"/nowhere/{SHORT.replace('/', '')}\nand"
+    for command in ("path", "show"):
+        harmless(
+            "config", command, shows="and" if command == "path" else "lade: ", XDG_CONFIG_HOME=home
+        )
+
+
 def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     profiles = tmp_path / "lade" / "profiles"
     profiles.mkdir(parents=True)

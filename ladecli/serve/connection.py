@@ -29,18 +29,22 @@ class TimedProtocol(H11Protocol):
         self._patience = patience
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head."""
         super().connection_made(transport)
         self._restart_timer()
 
     def on_response_complete(self) -> None:
+        """Begin to wait for the next head, or for the rest of a body."""
         self._restart_timer()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
+        """Begin to wait for a client that does not read."""
         self._restart_timer()
         super().pause_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
         self._cancel_timer()
         super().connection_lost(exc)
 

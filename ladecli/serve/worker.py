@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import prometheus_client as prometheus
 
-from ..decoder.model.release import give_back
 from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankError
+from ..decoder.model.release import give_back
 from ..errors import UsageError, describe_error, one_line
 from ..events import TextEvent, TextStep, pieces_of
 from ..metrics import Tally

@@ -20,7 +20,7 @@ SAMPLING = {
     "top_p": (0.0, 1.1, -1.0, math.nan),
     "min_p": (-0.1, 1.1, math.nan),
     "repetition_penalty": (0.0, -1.0, 1e-40, 1e39, math.nan),
-    "seed": (-1, 2**64),
+    "seed": (-(2**63) - 1, 2**64),
 }
 LOOKAHEAD: dict[str, tuple[Any, ...]] = {
     "window": (0, 3000),
