@@ -242,6 +242,47 @@ def abuse(report: Report, args: Namespace, place: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def slow(report: Report, args: Namespace, place: Path) -> None:
+    """Slow heads and bodies are closed in time, and large requests leave no memory behind."""
+    count, seconds = (60, 1.0) if args.quick else (600, 30.0)
+    big = "some words of a text, and more " * 120_000
+    wide = [{"role": "user", "content": "x"}] * 60_000
+    large: list[tuple[str, Any]] = [
+        ("/v1/completions", b"[" * (3 << 20)),
+        ("/v1/completions", {"prompt": ["a"] * 700_000}),
+        ("/v1/completions", {"prompt": big}),
+        ("/v1/completions", {"prompt": "a", "prediction": {"type": "content", "content": big}}),
+        ("/v1/chat/completions", {"messages": wide}),
+        ("/v1/chat/completions", {"messages": messages(big)}),
+        ("/v1/chat/completions", {"messages": wide[:1], "chat_template_kwargs": {big: 1}}),
+    ]
+    body = http_post("/v1/completions", b"{", 1000)
+    with Server(place, "--client-timeout", str(seconds)) as server, contextlib.ExitStack() as stack:
+        server.patience, program = 600.0, psutil.Process(server.pid)
+        server.complete(max_tokens=4)
+        before = program.memory_info().rss / 1e6
+        for path, content in large * (1 if args.quick else 5):
+            server.ask(path, content)
+        slow_ones = []
+        for number in range(count):
+            client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            stack.callback(client.close)
+            client.sendall(body if number % 2 else b"POST /v1/compl")
+            slow_ones.append(client)
+        until = time.monotonic() + seconds + 2
+        while time.monotonic() < until:  # they go on, a byte at a time
+            time.sleep(seconds / 10)
+            for client in slow_ones:
+                with contextlib.suppress(OSError):
+                    client.send(b" ")
+        held = sum(each.status == psutil.CONN_ESTABLISHED for each in program.net_connections())
+        after = program.memory_info().rss / 1e6
+    figures = {"open after": f"{held}, {seconds + 2:g} s", "MB": f"{before:.0f}, {after:.0f} after"}
+    report.row(f"{count} slow heads and bodies, {len(large)} kinds of large requests", figures)
+    report.holds(not held, f"{held} connections are still open")
+    report.holds(after < 1.25 * before, f"{after - before:.0f} MB more")
+
+
 # Other clients.
 
 
@@ -272,7 +313,10 @@ def clients(report: Report, args: Namespace, place: Path) -> None:
             report.holds(text == expected, f"{name}: {text!r}, {done.stderr[-300:]}")
 
 
-PARTS = {"texts": texts, "memory": memory, "speed": speed, "abuse": abuse, "clients": clients}
+PARTS = {
+    **{"texts": texts, "memory": memory, "speed": speed},
+    **{"abuse": abuse, "slow": slow, "clients": clients},
+}
 
 
 def main() -> int:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import prometheus_client as prometheus
 
 from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankError
-from ..decoder.model.release import give_back
 from ..errors import UsageError, describe_error, one_line
 from ..events import TextEvent, TextStep, pieces_of
 from ..metrics import Tally
@@ -153,6 +152,8 @@ class Worker:
         Raises:
             DeviceLostError, RankError: nothing can be answered any more; the client knows.
         """
+        from ..decoder.model.release import give_back
+
         try:
             while self.until == math.inf and not pressed():
                 # A signal just before the wait would not end one without a limit.

@@ -24,8 +24,8 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 """A message as chat templates take it: with `role` and `content`."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the reasoning of an earlier message."""
-NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
-"""What a template is told by us alone."""
+NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt", "conversations", "self"})
+"""Variables that only we set, and names that transformers itself uses."""
 GREETING: tuple[ChatMessage, ...] = ({"role": "user", "content": "hi"},)
 """The plainest conversation, which every template should take."""
 _TRAINING = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
@@ -68,12 +68,8 @@ class ChatTemplate:
 
     def check_argument(self, key: str) -> None:
         """Refuse with a UsageError a name that transformers takes for something of its own."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        taken = {"self", *NOT_ARGUMENTS}
-        for function in (self._tokenizer.apply_chat_template, render_jinja_template):
-            taken |= inspect.signature(function).parameters.keys()
-        if key in taken - {"tools", "documents"}:
+        taken = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
+        if key in taken - {"tools", "documents"} | NOT_ARGUMENTS:
             raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
 
     @cached_property
