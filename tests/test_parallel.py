@@ -105,6 +105,7 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
     given += ["--temperature", "0.7", "--seed", "3"]
     expected = [row["token_ids"] for row in lade(*given).rows()]
     if not launcher:  # torchrun has the current folder on Python's path
+        assert forked.lade("--version").returncode == 0  # tests start processes, too
         monkeypatch.chdir(tmp_path)
         for name in ("multiprocessing", "os", "random", "re", "signal", "ladecli", "torch"):
             (tmp_path / f"{name}.py").write_text(f"open({name!r}, 'x')")
