@@ -129,7 +129,7 @@ def load_decoder(
     if not on_gpu:
         if races is not None and not isinstance(way.forward, Transformer):
             races.watch_only(model)
-        _return_freed_memory()
+        return_freed_memory()
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices
     if attention == "invariant" and not way.invariant and way.forward.drafts != "none":
@@ -142,7 +142,7 @@ def load_decoder(
     )
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
     """Return what a load freed to the system.  glibc would keep it: half of a model's weights.
 
     Other C libraries return it by themselves.

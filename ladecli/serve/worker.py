@@ -152,7 +152,7 @@ class Worker:
         Raises:
             DeviceLostError, RankError: nothing can be answered any more; the client knows.
         """
-        from ..decoder.model.release import give_back
+        from ..decoder.load import return_freed_memory
 
         try:
             while self.until == math.inf and not pressed():
@@ -161,7 +161,7 @@ class Worker:
                     self._answer(self.jobs.get(timeout=LONGEST_WAIT), pressed)
                 if self.untidy:
                     self.untidy = False
-                    give_back()
+                    return_freed_memory()
         finally:
             self.stop()
             while not self.jobs.empty():

@@ -24,8 +24,8 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 """A message as chat templates take it: with `role` and `content`."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the reasoning of an earlier message."""
-NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt", "conversations", "self"})
-"""Variables that only we set, and names that transformers itself uses."""
+NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
+"""Variables that only we set."""
 GREETING: tuple[ChatMessage, ...] = ({"role": "user", "content": "hi"},)
 """The plainest conversation, which every template should take."""
 _TRAINING = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
@@ -69,6 +69,7 @@ class ChatTemplate:
     def check_argument(self, key: str) -> None:
         """Refuse with a UsageError a name that transformers takes for something of its own."""
         taken = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
+        taken |= {"conversations", "self"}
         if key in taken - {"tools", "documents"} | NOT_ARGUMENTS:
             raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
 
