@@ -30,9 +30,10 @@ from .decoder.quiet import quiet
 from .errors import LoadError
 from .generation_config import AnswerDefaults, AsStated, leave_out
 from .options.model import ModelOptions, PlacementOptions
-from .specs import adapters, hub, memory, model_files, placement
+from .specs import adapters, gguf_model, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
 from .specs.device import Device, detect, free_memory
+from .specs.gguf_header import GGUFHeader
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 from .specs.placement import Placement
@@ -56,6 +57,7 @@ class PlannedModel:
     part: ModelSpec  # what this process holds: less where ranks share the model
     notices: tuple[str, ...]
     hub_options: dict[str, Any]  # for calls that may ask the hub
+    header: GGUFHeader | None  # of a model in a GGUF file
 
     @property
     def device(self) -> Device:
@@ -109,7 +111,7 @@ def plan(
             name, options.adapters, options.revision, ask=not options.offline
         )
     base, options = parts.base, replace(options, revision=parts.revision)
-    config, hub_options = _read_config(base, options, device, progress)
+    config, hub_options, header = _read_config(base, options, device, progress)
     with _loading(base, options, progress):
         facts = model_facts(config)
         placement.check(base, where, config, parts.adapters)
@@ -130,27 +132,33 @@ def plan(
         dtype=dtype,
         spec=spec,
         part=placement.rank_spec(base, empty, spec, split),
-        notices=(*others, *_notices(parts, where, spec, hub_options.get("gguf_file"))),
+        notices=(*others, *_notices(parts, where, spec, header)),
         hub_options=hub_options,
+        header=header,
     )
 
 
-def _notices(parts: Adapted, where: Placement, spec: ModelSpec, gguf: str | None) -> Iterator[str]:
+def _notices(
+    parts: Adapted, where: Placement, spec: ModelSpec, header: GGUFHeader | None
+) -> Iterator[str]:
     """Lines for the user about what a model takes."""
     size = memory.format_bytes(spec.weight_bytes)
     yield from parts.notices(f"{size} as {spec.weights}")
-    if gguf:
+    if header:
         smaller = replace(where, quantize="8bit").own_int8 and spec.weights == "float32"
         fix = "; --quantize 8bit takes less than half of that" if smaller else ""
-        yield f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory{fix}"
+        name = header.path.name
+        yield f"{name} is unpacked to {spec.weights}, which takes {size} of memory{fix}"
+        yield from gguf_model.notices(header)
     if where.own_int8 and not int8.has_vnni():
         yield "8 bits save memory here but no time: this processor has no products of them (VNNI)"
 
 
 def _read_config(
     name: str, options: ModelOptions, device: Device, progress: bool
-) -> tuple[Any, dict[str, Any]]:
-    """The configuration of a model, and the options of calls that may ask the hub for it."""
+) -> tuple[Any, dict[str, Any], GGUFHeader | None]:
+    """The configuration of a model, the options of calls that may ask the hub for it, and the
+    header of its GGUF file, if it has one."""
     source, gguf = hub.locate(name, options.gguf_file, options.revision)
     hub_options = {
         **({"gguf_file": gguf} if gguf else {}),
@@ -158,13 +166,27 @@ def _read_config(
         "local_files_only": options.offline or not (Path(source).is_dir() or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
-    with _loading(name, options, progress, "its configuration"):
-        if not gguf and (folder := hub.folder_of(source, options.revision)) is not None:
+    header = None
+    with _loading(name, options, progress, "its configuration"), _reads_gguf(gguf):
+        if gguf:
+            path = transformers.utils.cached_file(source, gguf, **hub.asked(hub_options))
+            header = model_files.check_gguf(name, Path(path))
+        elif (folder := hub.folder_of(source, options.revision)) is not None:
             model_files.check_config(name, folder)
         config = transformers.AutoConfig.from_pretrained(source, **hub_options)
+        if header:
+            try:
+                gguf_model.complete_config(header, config)
+            except LoadError as error:
+                raise LoadError(f"{name} {error}") from error
     if gguf and device.kind != "cpu":
         config.dtype = torch.bfloat16  # the file's own weights have fewer bits
-    return config, hub_options
+    return config, hub_options, header
+
+
+def _reads_gguf(file: str | None) -> contextlib.AbstractContextManager[None]:
+    """How transformers reads a model, if that is in a GGUF file."""
+    return gguf_model.quick_reader() if file else contextlib.nullcontext()
 
 
 def check_weights(planned: PlannedModel) -> list[str]:
@@ -275,7 +297,11 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
     source, hub_options = planned.source, planned.hub_options
     if planned.parts.tokenizer is not None:
         source, hub_options = planned.parts.tokenizer, {**hub_options, "gguf_file": None}
-    with _loading(planned.parts.base, planned.options, progress, "its tokenizer"):
+    gguf = hub_options.get("gguf_file")
+    with (
+        _loading(planned.parts.base, planned.options, progress, "its tokenizer"),
+        _reads_gguf(gguf),
+    ):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **hub_options)
         if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
             kind = type(tokenizer).__name__
@@ -283,7 +309,9 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
         if len(tokenizer) == len(tokenizer.get_added_vocab()):  # transformers found no file
             raise LoadError(hub.no_tokenizer(planned.parts.base))
         _check_growth(planned.parts.base, tokenizer)
-        if not getattr(tokenizer, "chat_template", None) and not hub_options.get("gguf_file"):
+        if gguf and planned.header:
+            gguf_model.complete_tokenizer(planned.header, tokenizer)
+        elif not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = hub.processor_template(source, hub_options)
         return tokenizer
 
@@ -312,9 +340,9 @@ def _read_model(
     """The model with all of its weights, where it computes, and notices; errors as `load`."""
     name, options, device = planned.parts.base, planned.options, planned.device
     # Nothing else hides the bar of unpacking a GGUF file.
-    unpacks = "gguf_file" in planned.hub_options
+    unpacks = planned.hub_options.get("gguf_file")
     hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
-    with _loading(name, options, progress), hidden:
+    with _loading(name, options, progress), _reads_gguf(unpacks), hidden:
         place = placement.keywords(planned.placement, planned.config, planned.dtype, need)
         # What is quantised here is read as it is stored.
         dtype = "auto" if planned.placement.own_int8 else planned.dtype

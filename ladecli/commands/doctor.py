@@ -43,7 +43,11 @@ PARTS = (
     ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
     ("bitsandbytes", "--quantize 4bit, and 8bit on a GPU", "'ladecli[quant]'"),
-    ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
+    (
+        "accelerate",
+        "--quantize, --device-map, GGUF files, loading straight to a GPU",
+        "'ladecli[quant]'",
+    ),
     ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
     ("peft", "LoRA adapters (--adapter)", "'ladecli[lora]'"),
     ("fastapi", "lade serve, for programs that speak OpenAI's protocol", "'ladecli[serve]'"),

@@ -176,7 +176,7 @@ def check(
 ) -> Path | None:
     """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there.
 
-    Returns the folder that has the tokenizer, where that is on this machine.
+    Returns the folder or the GGUF file that has the tokenizer, if that is on this machine.
     """
     parts = find_adapters(name, given, revision, early=True)
     folder = hub.check(parts.base, gguf, parts.revision, offline=offline)

@@ -32,6 +32,7 @@ from safetensors import SafetensorError
 
 from ..errors import LoadError
 from ..files import expanded
+from .gguf_header import first_part
 from .model_files import (
     GGUF,
     check_config,
@@ -39,6 +40,7 @@ from .model_files import (
     damage,
     key_of,
     missing,
+    missing_packages,
     naming,
     read_object,
     stored_tensors,
@@ -146,14 +148,15 @@ def locate(name: str, gguf: str | None, revision: str | None) -> tuple[str, str 
     if gguf is None and (path / "config.json").is_file():
         return source, None
     known = sorted(each.name for each in path.glob(f"*{GGUF}"))
-    if gguf is None and len(known) > 1:
+    models = first_part(known)
+    if gguf is None and len(models) > 1:
         raise LoadError(
-            f"{name} holds {len(known)} GGUF files: name one with --gguf-file, of"
-            f" {', '.join(known)}"
+            f"{name} holds {len(models)} GGUF files: name one with --gguf-file, of"
+            f" {', '.join(models)}"
         )
     if gguf is not None and gguf not in known:
         raise LoadError(f"{name} holds no {gguf}; it has {', '.join(known) or 'no GGUF files'}")
-    return source, gguf or next(iter(known), None)
+    return source, gguf or next(iter(models), None)
 
 
 def _snapshot(source: str, revision: str | None) -> Path | None:
@@ -166,12 +169,16 @@ def _snapshot(source: str, revision: str | None) -> Path | None:
 def check(name: str, gguf: str | None, revision: str | None, *, offline: bool) -> Path | None:
     """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there.
 
-    Returns the folder of the model's configuration, where that is on this machine.
+    Returns the folder of the model's configuration, or its GGUF file, if that is on this machine.
     """
     source, gguf = locate(name, gguf, revision)
     if gguf is not None:
-        check_gguf(name, Path(source) / gguf)
-        return None
+        path = Path(source) / gguf
+        if not Path(source).is_dir():
+            path = Path(try_to_load_from_cache(source, gguf, revision=revision) or path)
+        if path.exists() or missing_packages("gguf"):
+            check_gguf(name, path)
+        return path if path.exists() else None
     folder = folder_of(source, revision)
     if folder is None:
         if _snapshot(source, revision) is None:
@@ -231,6 +238,11 @@ def adapter_folder(source: str, revision: str | None, ask: bool) -> Path | None:
     return None
 
 
+def asked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options of transformers' calls that fetching a file takes."""
+    return {name: options[name] for name in ("revision", "local_files_only")}
+
+
 def processor_template(source: str, options: Mapping[str, Any]) -> Any:
     """The chat template of a model that sees pictures, older ones of which have it in a file of
     their processor's; None where there is none.
@@ -241,9 +253,8 @@ def processor_template(source: str, options: Mapping[str, Any]) -> Any:
     """
     from transformers.utils import cached_file
 
-    asked = {name: options[name] for name in ("revision", "local_files_only")}
     path = cached_file(
-        source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked
+        source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked(options)
     )
     return json.loads(Path(path).read_text("utf-8"))["chat_template"] if path else None
 
@@ -311,11 +322,9 @@ def explain(
     if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"
     source, gguf = locate(name, gguf, revision)
-    # A damaged file leads libraries to all kinds of errors.
-    if gguf is not None and "architecture" in str(error):
-        return f"{name}: transformers cannot read this GGUF file ({first_line(error)})"
     if gguf is not None:
-        return f"{name} is damaged or cut off ({first_line(error)}); download or copy it again"
+        return f"{name}: transformers cannot read this GGUF file ({first_line(error)})"
+    # A damaged file leads libraries to all kinds of errors.
     folder = folder_of(source, revision)
     if folder is not None and (damaged := damage(folder)) is not None:
         return f"{name}: {damaged}; download or copy it again"

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import LadeError, LoadError, counted
 from ..files import is_device, read, read_text
+from .gguf_header import GGUFHeader, read_header
 
 GENERATION = "generation_config.json"
 GGUF = ".gguf"
@@ -56,9 +57,10 @@ _PACKAGES = {
     "compressed-tensors": ("compressed-tensors",),
     "torchao": ("torchao",),
     "fp8": ("accelerate",),
+    "gguf": ("accelerate", "gguf"),
     **dict.fromkeys(("nf4", "fp4", "int8"), _BITSANDBYTES),
 }
-"""Packages that load quantised weights, by method."""
+"""Packages that load quantised weights, by method, or files of another format."""
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
 
@@ -160,20 +162,25 @@ def left_out(name: str, known: Iterable[str], unexpected: Iterable[str]) -> Iter
         )
 
 
-def check_gguf(name: str, path: Path) -> None:
-    """Refuse a GGUF file that cannot be read; one that is not on this machine passes.
+def check_gguf(name: str, path: Path) -> GGUFHeader:
+    """The header of a GGUF file that can be read here.
 
     Raises:
         LoadError: the message begins with the model's name.
     """
-    if version("gguf") is None:
+    if lacking := missing_packages("gguf"):
         raise LoadError(
-            f"{name} is a GGUF file, which needs the package gguf: pip install 'ladecli[gguf]'"
+            f"{name} is a GGUF file, which needs {' and '.join(lacking)}: pip install"
+            " 'ladecli[gguf]'"
         )
     if is_pointer(path):
         raise LoadError(f"{name} is a Git LFS pointer, not the model; run git lfs pull beside it")
-    if path.exists() and not _start(path).startswith(b"GGUF"):
-        raise LoadError(f"{name} is no GGUF file; download or copy it again")
+    try:
+        return read_header(path)
+    except LoadError as error:
+        raise LoadError(f"{name} {error}") from error
+    except OSError as error:
+        raise LoadError(f"{name} cannot be read ({error.strerror})") from error
 
 
 def missing(folder: Path) -> str | None:
@@ -222,13 +229,15 @@ def _start(path: Path) -> bytes:
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
-    """The chat templates in a folder by name, where the model's own is `default`; {} where there
-    are none.  Files of templates replace those in the tokenizer's configuration.
+    """The chat templates in a folder, or a GGUF file, by name; the model's own is `default`, and {}
+    says that there are none.  Files of templates replace those in the tokenizer's configuration.
 
     Raises:
         UsageError: a file of them is no text.
         LoadError: the configuration has something else in their place.
     """
+    if folder.suffix == GGUF:
+        return read_header(folder).chat_templates
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {"default": folder / "chat_template.jinja"} | {each.stem: each for each in others}
     if found := {name: path for name, path in named.items() if path.is_file()}:

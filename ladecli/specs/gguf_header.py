@@ -1,0 +1,320 @@
+"""The header of a GGUF file, read without the tensors: the settings, and where each tensor lies.
+
+Every count, length and offset is checked against the size of the file before it is used.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import LoadError
+
+_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+"""The formats of `struct` for the types of numbers in the settings."""
+_STRING, _ARRAY = 8, 9
+_BLOCKS = {
+    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20)},
+    **{6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40)},
+    **{10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144)},
+    **{13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292)},
+    **{16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98)},
+    **{19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110)},
+    **{22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2)},
+    **{26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56)},
+    **{30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66)},
+    **{39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18)},
+}
+"""Types of tensors by number: the name, and how many weights are in how many bytes."""
+_NOT_UNPACKED = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
+"""Types that the package gguf knows, but does not turn into numbers."""
+_PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
+"""The name of a part of a split file."""
+_LAYERS, _CONTEXT = 1000, 2**28
+"""The most layers and positions that are no damage."""
+_SIZES = {
+    "embedding_length": ("token_embd.weight", 1),
+    "vocab_size": ("token_embd.weight", 0),
+    "feed_forward_length": ("blk.0.ffn_down.weight", 1),
+}
+"""Settings that a dimension of a tensor repeats."""
+_HEADS = {
+    "attention.head_count": "blk.0.attn_q.weight",
+    "attention.head_count_kv": "blk.0.attn_k.weight",
+}
+"""Numbers of heads, and the tensors whose rows they share."""
+
+
+class GGUFArray(NamedTuple):
+    """A list among the settings of a GGUF file, which `GGUFHeader.values` decodes."""
+
+    kind: int
+    count: int
+    start: int
+    end: int
+
+
+class GGUFTensor(NamedTuple):
+    """A tensor of a GGUF file."""
+
+    name: str
+    shape: tuple[int, ...]  # as torch has it: rows first
+    kind: str  # such as "Q4_K"
+    start: int  # in the file
+    size: int  # in bytes
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """What a GGUF file says of its model."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, GGUFTensor]
+
+    @property
+    def architecture(self) -> str:
+        """The family of the model, as llama.cpp calls it."""
+        return str(self.settings.get("general.architecture", ""))
+
+    def get(self, name: str) -> Any:
+        """The setting of the architecture with this name; None if there is none."""
+        return self.settings.get(f"{self.architecture}.{name}")
+
+    def tokenizer(self, name: str) -> Any:
+        """The setting of the tokenizer with this name; None if there is none."""
+        return self.settings.get(f"tokenizer.ggml.{name}")
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """The chat templates by name; the model's own is `default`."""
+        key = "tokenizer.chat_template"
+        return {
+            name.removeprefix(key).lstrip(".") or "default": template
+            for name, template in self.settings.items()
+            if isinstance(template, str) and (name == key or name.startswith(f"{key}."))
+        }
+
+    def values(self, array: GGUFArray) -> list[Any]:
+        """The items of a list among the settings."""
+        with self.path.open("rb") as file:
+            file.seek(array.start)
+            data = file.read(array.end - array.start)
+        if array.kind != _STRING:
+            return list(struct.unpack(f"<{array.count}{_NUMBERS[array.kind]}", data))
+        items, at = [], 0
+        for _ in range(array.count):
+            (size,) = struct.unpack_from("<Q", data, at)
+            items.append(data[at + 8 : at + 8 + size].decode("utf-8", "replace"))
+            at += 8 + size
+        return items
+
+    def floats(self, tensor: str) -> list[float]:
+        """The numbers of a small tensor in float32, such as the factors of rotary frequencies."""
+        where = self.tensors[tensor]
+        if where.kind != "F32":
+            raise LoadError(f"has {tensor} in {where.kind}; only F32 can be read here")
+        with self.path.open("rb") as file:
+            file.seek(where.start)
+            return list(struct.unpack(f"<{where.size // 4}f", file.read(where.size)))
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Read the header of a GGUF file.
+
+    Raises:
+        LoadError: the file is damaged, or a part of a model; the message follows the file's name.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise LoadError("is no GGUF file; download or copy it again")
+        try:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                header = _Reader(data).header(path)
+        except (struct.error, OverflowError, UnicodeDecodeError) as error:
+            raise _damaged("its header ends early") from error
+    _check_settings(header)
+    return header
+
+
+def _damaged(why: str) -> LoadError:
+    return LoadError(f"is damaged or cut off ({why}); download or copy it again")
+
+
+class _Reader:
+    """Walks over the bytes of a header."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data = data
+        self.at = 4
+
+    def number(self, kind: str) -> Any:
+        (value,) = struct.unpack_from(f"<{kind}", self.data, self.at)
+        self.at += struct.calcsize(kind)
+        return value
+
+    def string(self) -> str:
+        size = self.number("Q")
+        self.at += size
+        if self.at > len(self.data):
+            raise _damaged("its header ends early")
+        return self.data[self.at - size : self.at].decode("utf-8")
+
+    def array(self) -> GGUFArray:
+        kind, count = self.number("I"), self.number("Q")
+        start, size = self.at, len(self.data)
+        if kind in _NUMBERS:
+            self.at += count * struct.calcsize(_NUMBERS[kind])
+        elif kind != _STRING:
+            raise _damaged(f"it holds a list of type {kind}")
+        elif count <= size // 8:
+            length, at = struct.Struct("<Q").unpack_from, start
+            for _ in range(count):  # a large vocabulary: no calls but this one
+                at += 8 + length(self.data, at)[0]
+            self.at = at
+        if self.at > size or count > size:
+            raise _damaged("its header ends early")
+        return GGUFArray(kind, count, start, self.at)
+
+    def value(self) -> Any:
+        kind = self.number("I")
+        if kind == _ARRAY:
+            return self.array()
+        if kind == _STRING:
+            return self.string()
+        if kind not in _NUMBERS:
+            raise _damaged(f"it holds a setting of type {kind}")
+        return self.number(_NUMBERS[kind])
+
+    def header(self, path: Path) -> GGUFHeader:
+        version, tensors, settings = self.number("I"), self.number("Q"), self.number("Q")
+        if version not in (2, 3):
+            why = "is in the byte order of another processor" if version % 65536 == 0 else ""
+            raise LoadError(why or f"has version {version} of the format; only 2 and 3 are read")
+        if 13 * settings + 24 * tensors > len(self.data):
+            raise _damaged(f"it cannot hold {settings} settings and {tensors} tensors")
+        stated = {self.string(): self.value() for _ in range(settings)}
+        if stated.get("split.count", 1) != 1:
+            raise LoadError(_split(path, stated["split.count"]))
+        table = [self.tensor() for _ in range(tensors)]
+        step = stated.get("general.alignment", 32)
+        if not (isinstance(step, int) and 0 < step <= 2**20):
+            raise _damaged(f"general.alignment is {step!r}")
+        start = -(-self.at // step) * step
+        moved = {each.name: each._replace(start=start + each.start) for each in table}
+        if len(moved) < tensors:
+            raise _damaged("two tensors have one name")
+        end, last = start, "the header"
+        for tensor in sorted(moved.values(), key=lambda one: one.start):
+            if tensor.start < end:
+                raise _damaged(f"{tensor.name} overlaps with {last}")
+            end, last = tensor.start + tensor.size, tensor.name
+        if end > len(self.data):
+            raise _damaged(f"it ends after {len(self.data)} of {end} bytes")
+        return GGUFHeader(path, stated, moved)
+
+    def tensor(self) -> GGUFTensor:
+        name, dimensions = self.string(), self.number("I")
+        if not 1 <= dimensions <= 4:
+            raise _damaged(f"{name} has {dimensions} dimensions")
+        shape = tuple(self.number("Q") for _ in range(dimensions))
+        number, start = self.number("I"), self.number("Q")
+        if number not in _BLOCKS:
+            raise LoadError(f"has {name} in type {number}, which is not known here")
+        kind, weights, size = _BLOCKS[number]
+        if kind in _NOT_UNPACKED:
+            raise LoadError(
+                f"has {name} in {kind}, which cannot be unpacked here; take a file in another type,"
+                " such as Q8_0"
+            )
+        if min(shape) < 1 or shape[0] % weights:
+            raise _damaged(f"{name} has the shape {list(shape)}")
+        return GGUFTensor(name, shape[::-1], kind, start, math.prod(shape) // weights * size)
+
+
+def _split(path: Path, count: Any) -> str:
+    """What is said of a part of a split model: how to join the parts, and which are absent."""
+    first, absent = path.name, ""
+    if name := _PART.fullmatch(path.name):
+        parts = [
+            f"{name[1]}{k:05d}-of-{name[3]}.gguf" for k in range(1, min(int(name[3]), 999) + 1)
+        ]
+        missing = [part for part in parts if not (path.parent / part).exists()]
+        first = parts[0] if parts else first
+        if missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            absent = f"get {missing[0]}{more}, which {'are' if more else 'is'} not here, then "
+    return (
+        f"is one of {count} files of a split model, which is not read in parts; {absent}join them:"
+        f" llama-gguf-split --merge {first} whole.gguf"
+    )
+
+
+def first_part(names: list[str]) -> list[str]:
+    """Names of files without the later parts of split models, the first of which are there."""
+    later = {name: _PART.fullmatch(name) for name in names}
+    return [
+        name
+        for name, part in later.items()
+        if not part or part[2] == "00001" or f"{part[1]}00001-of-{part[3]}.gguf" not in names
+    ]
+
+
+def _check_settings(header: GGUFHeader) -> None:
+    """Refuse values that no model has; LoadError names the setting."""
+    if not header.architecture:
+        raise _damaged("general.architecture is not stated")
+    for key, why in _odd(header):
+        raise LoadError(f"is damaged: {key} is {header.settings[key]!r}, {why}")
+
+
+def _odd(header: GGUFHeader) -> Iterator[tuple[str, str]]:
+    """Settings that make no sense, each with the reason."""
+    prefix, settings, tensors = header.architecture, header.settings, header.tensors
+
+    def numbers(name: str) -> Iterator[tuple[str, Any]]:
+        value = header.get(name)
+        if value is not None and not isinstance(value, GGUFArray):
+            yield f"{prefix}.{name}", value
+
+    limits = {"block_count": _LAYERS, "context_length": _CONTEXT, "embedding_length": None}
+    for name, most in {**limits, "attention.head_count": None, "vocab_size": None}.items():
+        for key, value in numbers(name):
+            if type(value) is not int or not 1 <= value <= (most or value):
+                yield key, f"which is no whole number from 1 to {most}" if most else "not above 0"
+    layers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    for key, value in numbers("block_count"):
+        if layers and value > len(layers):
+            yield key, f"but there are tensors of {len(layers)}"
+    for name, (tensor, axis) in _SIZES.items():
+        for key, value in numbers(name):
+            if (shape := tensors[tensor].shape if tensor in tensors else ()) and (
+                len(shape) != 2 or value != shape[axis]
+            ):
+                yield key, f"but {tensor} has the shape {list(shape)}"
+    for name, tensor in _HEADS.items():
+        for key, value in numbers(name):
+            if tensor in tensors and (not value or tensors[tensor].shape[0] % value):
+                yield key, f"but {tensor} has {tensors[tensor].shape[0]} rows"
+    for name in ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor"):
+        for key, value in numbers(name):
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                yield key, "which is no number above 0"
+    for name in ("epsilon", "rms_epsilon"):
+        for key, value in numbers(f"attention.layer_norm_{name}"):
+            if not (isinstance(value, int | float) and 0 <= value < 1):
+                yield key, "which is no number from 0 to 1"
+    tokens = header.tokenizer("tokens")
+    known = tokens.count if isinstance(tokens, GGUFArray) else None
+    for name in ("bos", "eos", "unknown", "padding"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = settings.get(key)
+        if value is not None and known is not None and not 0 <= value < known:
+            yield key, f"but there are {known} tokens"

@@ -1,0 +1,306 @@
+"""What a GGUF file says of its model and transformers leaves out: rotary scaling, cuts of texts.
+
+The configuration and the tokenizer that transformers made of the file are completed in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ..errors import LoadError
+from .gguf_header import GGUFArray, GGUFHeader, read_header
+
+_PLAIN = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Settings that transformers does not read, and what its configurations call them."""
+_NUMPY = {"F32": np.float32, "F16": np.float16}
+_END = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _words(numbers: str, letters: str = r"\p{L}", line: str = r"[\r\n]*") -> str:
+    """The cut of Llama 3, Qwen and their kin: words with a sign before them, then numbers."""
+    other = rf"[^\s{letters}\p{{N}}]"
+    return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?{other}+{line}" + _END
+
+
+def _cased(numbers: str, suffix: str = "", minus: str = "", line: str = "[\r\n/]*") -> str:
+    """The cut of GPT-4o, Tekken and their kin: words end where small letters meet large ones."""
+    upper, lower = f"[{_UPPER}{minus}]", f"[{_LOWER}{minus}]"
+    start = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        f"{start}{upper}*{lower}+{suffix}|{start}{upper}+{lower}*{suffix}"
+        rf"|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{line}" + _END
+    )
+
+
+_BLOOM = " ?[^(\\s|.,!?…。\uff0c、।\u06d4،)]+"
+_SIGNS = r"!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~"
+_HAN = r"&&[^\p{Han}]"
+_SPLITS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx"
+        " smaug-bpe chatglm-bpe glm4",
+        (_words(r"\p{N}{1,3}"),),
+    ),
+    (
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan grok-2 solar-open",
+        (_words(r"\p{N}"),),
+    ),
+    ("qwen35", (_words(r"\p{N}", r"\p{L}\p{M}"),)),
+    (
+        "seed-coder",
+        (_words(r"\p{N}", line="").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{N}\r\n]"),),
+    ),
+    ("tekken", (_cased(r"\p{N}"),)),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", (_cased(r"\p{N}{1,3}", f"{_SUFFIX}?"),)),
+    ("kimi-k2", (r"\p{Han}+|" + _cased(r"\p{N}{1,3}", f"{_SUFFIX}?", _HAN, r"[\r\n]*"),)),
+    (
+        "deepseek-v3 hunyuan-dense joyai-llm",
+        (
+            r"\p{N}{1,3}",
+            "[一-龥\u3040-ヿ]+",
+            rf"[{_SIGNS}][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*" + _END,
+        ),
+    ),
+    (
+        "deepseek-coder",
+        (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
+    ),
+    (
+        "bailingmoe bailingmoe2 llada-moe",
+        (
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        ),
+    ),
+    (
+        "gpt-2 phi-2 mpt olmo jais trillion exaone4 gigachat a.x-4.0 mellum granite-docling",
+        (_GPT2,),
+    ),
+    ("starcoder refact command-r smollm codeshell exaone minerva-7b", (r"\p{N}", _GPT2)),
+    ("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    ("bloom poro-chat gpt3-finnish", (_BLOOM,)),
+    ("viking", (_BLOOM, r"\p{N}")),
+)
+"""How texts are cut before pairs are merged, by the names of `tokenizer.ggml.pre`."""
+_CUTS = {name: cut for names, cut in _SPLITS for name in names.split()}
+_WHOLE = (*_SPLITS[0][0].split()[:9], "tekken")
+"""Names of tokenizers that take words of the vocabulary whole, and begin texts with BOS unless the
+file says otherwise."""
+
+
+def complete_config(header: GGUFHeader, config: Any) -> None:
+    """Put into a configuration what transformers did not read of the file.
+
+    Raises:
+        LoadError: the model cannot be built as the file says; the message follows its name.
+    """
+    for key, name in _PLAIN.items():
+        value = header.get(key)
+        by_layer = name == "sliding_window" and getattr(config, "layer_types", None)
+        if isinstance(value, int | float) and hasattr(config, name) and not by_layer:
+            setattr(config, name, value or None)
+    if header.get("expert_count") and not any("expert" in name for name in vars(config)):
+        raise LoadError(f"holds experts, which transformers does not read of {header.architecture}")
+    for name, tensor in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
+        if f"blk.0.{tensor}.bias" in header.tensors and hasattr(config, name):
+            setattr(config, name, True)
+    rope = getattr(config, "rope_parameters", None)
+    scaling = _scaling(header, config)
+    if not rope:
+        if scaling:
+            raise LoadError(f"scales rotary positions, which a {config.model_type} does not have")
+        return
+    target = rope.get("full_attention", rope)
+    if base := header.get("rope.freq_base"):
+        target["rope_theta"] = base
+    if (base := header.get("rope.freq_base_swa")) and "sliding_attention" in rope:
+        rope["sliding_attention"]["rope_theta"] = base
+    width = config.hidden_size // config.num_attention_heads
+    if not hasattr(config, "global_head_dim"):
+        width = header.get("attention.key_length") or getattr(config, "head_dim", None) or width
+        if isinstance(width, int) and getattr(config, "head_dim", None) != width:
+            config.head_dim = width
+        _turn_part(header, target, width)
+    if target.get("rope_type") == "proportional" and scaling.get("long_factor"):
+        factors = scaling["long_factor"]  # those of dimensions that do not turn are huge
+        target["partial_rotary_factor"] = sum(each == 1 for each in factors) / len(factors)
+        return
+    turned = int(width * target.get("partial_rotary_factor", 1)) // 2
+    for name in ("short_factor", "long_factor"):
+        if name in scaling and len(scaling[name]) != turned:
+            raise LoadError(
+                f"has {len(scaling[name])} factors of rotary frequencies for {turned} of them"
+            )
+    if scaling and config.model_type == "phi3" and scaling["rope_type"] != "longrope":
+        raise LoadError(f"has {scaling['rope_type']} scaling, which a phi3 does not have")
+    target.update(scaling)
+    original = scaling.get("original_max_position_embeddings")
+    if original and hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = original
+
+
+def _turn_part(header: GGUFHeader, target: dict[str, Any], width: int) -> None:
+    """Let only as many dimensions of each head turn as the file says."""
+    count = header.get("rope.dimension_count")
+    stated = target.get("partial_rotary_factor")
+    if not count or count == int(width * (stated or 1)):
+        return
+    if stated is None:
+        raise LoadError(
+            f"turns {count} of {width} dimensions of each head, which transformers does not do for"
+            f" {header.architecture}"
+        )
+    target["partial_rotary_factor"] = count / width
+
+
+def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
+    """The scaling of rotary frequencies as transformers writes it; {} if there is none."""
+    get, most = header.get, getattr(config, "max_position_embeddings", None)
+    factor = get("rope.scaling.factor") or get("rope.scale_linear") or 1.0
+    kind = get("rope.scaling.type") or "linear"
+    original = get("rope.scaling.original_context_length")
+    attention = get("rope.scaling.yarn_attn_factor") or get("rope.scaling.attn_factor")
+    factors = {
+        name: header.floats(f"rope_{name}.weight")
+        for name in ("freqs", "factors_long", "factors_short")
+        if f"rope_{name}.weight" in header.tensors
+    }
+    more = {"attention_factor": float(attention)} if attention else {}
+    if "factors_long" in factors or "factors_short" in factors:
+        if len(factors) != 2 or not original:
+            lack = "rope_factors_long and rope_factors_short" if original else ""
+            raise LoadError(f"lacks {lack or 'rope.scaling.original_context_length'} for longrope")
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors["factors_short"],
+            "long_factor": factors["factors_long"],
+            "original_max_position_embeddings": original,
+            **more,
+        }
+    if any(each != 1 for each in factors.get("freqs", ())):
+        if kind not in ("linear", "none"):
+            raise LoadError(f"has both rope_freqs.weight and {kind} scaling")
+        freqs = [each * (factor if kind == "linear" else 1) for each in factors["freqs"]]
+        return {  # the same for all lengths
+            "rope_type": "longrope",
+            "short_factor": freqs,
+            "long_factor": freqs,
+            "factor": 1.0,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": most,
+        }
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise LoadError(f"has {kind} scaling of rotary frequencies, which cannot be read here")
+    for name in ("yarn_ext_factor", "yarn_log_multiplier"):
+        if get(f"rope.scaling.{name}") not in (None, {"yarn_ext_factor": 1.0}.get(name, 0.0)):
+            raise LoadError(f"states rope.scaling.{name}, which transformers does not have")
+    for name in ("beta_fast", "beta_slow"):
+        if (value := get(f"rope.scaling.yarn_{name}")) is not None:
+            more[name] = value
+    if config.model_type == "gpt_oss":
+        more["truncate"] = False
+    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    return yarn | {"original_max_position_embeddings": original or most, **more}
+
+
+def notices(header: GGUFHeader) -> Iterator[str]:
+    """Lines about what can only be guessed."""
+    pre = header.tokenizer("pre")
+    if header.tokenizer("model") == "gpt2" and pre not in _CUTS:
+        yield (
+            f"{header.path.name} names no pre-tokenizer that is known here ({pre}): texts are cut"
+            " as GPT-2 cuts them, and tokens may differ"
+        )
+
+
+def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
+    """Have a tokenizer cut texts as the file says, and give it all chat templates of the file."""
+    from tokenizers import Regex, decoders, pre_tokenizers
+
+    backend, pre = tokenizer.backend_tokenizer, header.tokenizer("pre")
+    prefix = header.tokenizer("add_space_prefix")
+    if header.tokenizer("model") == "gpt2":
+        splits = [
+            pre_tokenizers.Split(Regex(each), behavior="isolated")
+            for each in _CUTS.get(pre, (_GPT2,))
+        ]
+        last = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, last])
+        if pre in _WHOLE:
+            backend.model.ignore_merges = True
+            if header.tokenizer("add_bos_token") is None and tokenizer.bos_token is not None:
+                tokenizer.add_bos_token = True
+    elif prefix is header.architecture.startswith("gemma"):  # not as transformers takes it to be
+        scheme = "first" if prefix else "never"
+        backend.normalizer = None
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+        plain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+        backend.decoder = decoders.Sequence([*plain, *strip])
+    if len(header.chat_templates) > 1:
+        tokenizer.chat_template = header.chat_templates
+
+
+@contextlib.contextmanager
+def quick_reader() -> Iterator[None]:
+    """Have transformers read headers by `read_header`: the reader of the package gguf takes ten
+    seconds for a large vocabulary, and transformers uses it three times."""
+    import gguf
+
+    usual = gguf.GGUFReader
+    gguf.GGUFReader = _Reader
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = usual
+
+
+class _Reader:
+    """A GGUF file as transformers expects it from the package gguf."""
+
+    def __init__(self, path: str) -> None:
+        import gguf
+
+        header = read_header(Path(path))
+        self.fields = {key: _field(header, value) for key, value in header.settings.items()}
+        data = np.memmap(path, mode="r", dtype=np.uint8)
+        self.tensors = [
+            SimpleNamespace(
+                name=tensor.name,
+                tensor_type=gguf.GGMLQuantizationType[tensor.kind],
+                data=data[tensor.start : tensor.start + tensor.size]
+                .view(_NUMPY.get(tensor.kind, np.uint8))
+                .reshape(*tensor.shape[:-1], -1),
+            )
+            for tensor in header.tensors.values()
+        ]
+
+
+def _field(header: GGUFHeader, value: Any) -> SimpleNamespace:
+    """A setting as the package gguf has it: parts, which of them count, and types."""
+    if isinstance(value, GGUFArray):
+        types, values = [9, value.kind], header.values(value)
+    else:
+        types, values = [{bool: 7, int: 11, float: 12, str: 8}[type(value)]], [value]
+    parts = [each.encode() if isinstance(each, str) else (each,) for each in values]
+    return SimpleNamespace(parts=parts, data=range(len(parts)), types=types)
