@@ -132,14 +132,14 @@ def plan(
         dtype=dtype,
         spec=spec,
         part=placement.rank_spec(base, empty, spec, split),
-        notices=(*others, *_notices(parts, where, spec, header)),
+        notices=(*others, *_notices(parts, where, spec, header, empty)),
         hub_options=hub_options,
         header=header,
     )
 
 
 def _notices(
-    parts: Adapted, where: Placement, spec: ModelSpec, header: GGUFHeader | None
+    parts: Adapted, where: Placement, spec: ModelSpec, header: GGUFHeader | None, empty: Any
 ) -> Iterator[str]:
     """Lines for the user about what a model takes."""
     size = memory.format_bytes(spec.weight_bytes)
@@ -149,7 +149,7 @@ def _notices(
         fix = "; --quantize 8bit takes less than half of that" if smaller else ""
         name = header.path.name
         yield f"{name} is unpacked to {spec.weights}, which takes {size} of memory{fix}"
-        yield from gguf_model.notices(header)
+        yield from gguf_model.notices(header, empty)
     if where.own_int8 and not int8.has_vnni():
         yield "8 bits save memory here but no time: this processor has no products of them (VNNI)"
 
@@ -186,7 +186,7 @@ def _read_config(
 
 def _reads_gguf(file: str | None) -> contextlib.AbstractContextManager[None]:
     """How transformers reads a model, if that is in a GGUF file."""
-    return gguf_model.quick_reader() if file else contextlib.nullcontext()
+    return gguf_model.quick_gguf() if file else contextlib.nullcontext()
 
 
 def check_weights(planned: PlannedModel) -> list[str]:

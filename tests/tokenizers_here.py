@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from functools import cache
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 CORPUS = ["the cat sat on the mat", "def f(x): return x", "Grüße, señor", "你好 世界", "a b  c"]
 
 
 @cache
-def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2, Llama 3, Qwen: every token is a run of bytes."""
+def byte_level(cut: str | None = None, corpus: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """As GPT-2, Llama 3, Qwen: every token is a run of bytes; texts may be cut by an expression."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    splits = [pre_tokenizers.Split(Regex(cut), "isolated")] if cut else []
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not cut)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, last])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
@@ -22,7 +24,7 @@ def byte_level() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus or CORPUS, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 

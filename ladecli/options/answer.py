@@ -298,6 +298,16 @@ class ChatRequest(FileOptions, RankedOptions):
         "Keys of the input: emacs or vi.", default="emacs", choices=("emacs", "vi")
     )
 
+    def template(self, has_template: bool) -> TemplateChoice | None:
+        """As for `PromptOptions`; UsageError if there is no template, and --raw was not given."""
+        choice = super().template(has_template)
+        if choice is None and not self.raw:
+            raise UsageError(
+                f"{self.name} has no chat template: it continues texts; use lade generate, or --raw"
+                " to chat with it all the same"
+            )
+        return choice
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(DraftFileOptions, RankedOptions):

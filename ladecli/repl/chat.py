@@ -76,11 +76,7 @@ class Chat:
         terminal: Terminal,
         open_reader: Callable[[Chat], Reader],
     ) -> None:
-        if request.template(session.has_template) is None and not request.raw:
-            raise UsageError(
-                f"{session.loaded.name} has no chat template: it continues texts; use"
-                " lade generate, or --raw to chat with it all the same"
-            )
+        request.template(session.has_template)  # refuses a model that only continues texts
         self.session = session
         self.request = request  # the options, which `/set` changes
         self.terminal = terminal

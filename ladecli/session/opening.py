@@ -163,7 +163,8 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> N
     if folder is not None and template is not None:
         with model_files.naming(options.name):
             known = model_files.chat_templates(folder)
-        if (choice := template.template(bool(known))) is not None:
+        # Only of a GGUF file it is clear that nothing else brings a template.
+        if (choice := template.template(bool(known) or folder.is_dir())) is not None:
             check_template(known, choice)
 
 

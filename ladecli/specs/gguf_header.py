@@ -55,7 +55,7 @@ class GGUFArray(NamedTuple):
     """A list among the settings of a GGUF file, which `GGUFHeader.values` decodes."""
 
     kind: int
-    count: int
+    length: int
     start: int
     end: int
 
@@ -107,9 +107,9 @@ class GGUFHeader:
             file.seek(array.start)
             data = file.read(array.end - array.start)
         if array.kind != _STRING:
-            return list(struct.unpack(f"<{array.count}{_NUMBERS[array.kind]}", data))
+            return list(struct.unpack(f"<{array.length}{_NUMBERS[array.kind]}", data))
         items, at = [], 0
-        for _ in range(array.count):
+        for _ in range(array.length):
             (size,) = struct.unpack_from("<Q", data, at)
             items.append(data[at + 8 : at + 8 + size].decode("utf-8", "replace"))
             at += 8 + size
@@ -312,7 +312,7 @@ def _odd(header: GGUFHeader) -> Iterator[tuple[str, str]]:
             if not (isinstance(value, int | float) and 0 <= value < 1):
                 yield key, "which is no number from 0 to 1"
     tokens = header.tokenizer("tokens")
-    known = tokens.count if isinstance(tokens, GGUFArray) else None
+    known = tokens.length if isinstance(tokens, GGUFArray) else None
     for name in ("bos", "eos", "unknown", "padding"):
         key = f"tokenizer.ggml.{name}_token_id"
         value = settings.get(key)

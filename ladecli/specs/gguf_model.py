@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +99,7 @@ _SPLITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("viking", (_BLOOM, r"\p{N}")),
 )
 """How texts are cut before pairs are merged, by the names of `tokenizer.ggml.pre`."""
-_CUTS = {name: cut for names, cut in _SPLITS for name in names.split()}
+CUTS = {name: cut for names, cut in _SPLITS for name in names.split()}
 _WHOLE = (*_SPLITS[0][0].split()[:9], "tekken")
 """Names of tokenizers that take words of the vocabulary whole, and begin texts with BOS unless the
 file says otherwise."""
@@ -115,7 +116,8 @@ def complete_config(header: GGUFHeader, config: Any) -> None:
         by_layer = name == "sliding_window" and getattr(config, "layer_types", None)
         if isinstance(value, int | float) and hasattr(config, name) and not by_layer:
             setattr(config, name, value or None)
-    if header.get("expert_count") and not any("expert" in name for name in vars(config)):
+    named = hasattr(config, "num_experts") or hasattr(config, "num_local_experts")
+    if header.get("expert_count") and not named:
         raise LoadError(f"holds experts, which transformers does not read of {header.architecture}")
     for name, tensor in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
         if f"blk.0.{tensor}.bias" in header.tensors and hasattr(config, name):
@@ -223,10 +225,23 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     return yarn | {"original_max_position_embeddings": original or most, **more}
 
 
-def notices(header: GGUFHeader) -> Iterator[str]:
-    """Lines about what can only be guessed."""
+def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
+    """Lines about what is guessed, and about what a model does not take of its file."""
+    from transformers import modeling_gguf_pytorch_utils as loader
+    from transformers.integrations.gguf import is_gguf_arch_supported
+
+    if not is_gguf_arch_supported(header.architecture):  # those say themselves what is left over
+        processor = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
+        with quick_gguf():
+            taken = loader.get_gguf_hf_weights_map(model, processor(config=model.config.to_dict()))
+        if left := [each for each in header.tensors if each not in taken and each[:5] != "rope_"]:
+            more = f" and {len(left) - 1} more" if left[1:] else ""
+            yield (
+                f"{header.path.name}: transformers does not take {left[0]}{more}, so answers may be"
+                " wrong"
+            )
     pre = header.tokenizer("pre")
-    if header.tokenizer("model") == "gpt2" and pre not in _CUTS:
+    if header.tokenizer("model") == "gpt2" and pre not in CUTS:
         yield (
             f"{header.path.name} names no pre-tokenizer that is known here ({pre}): texts are cut"
             " as GPT-2 cuts them, and tokens may differ"
@@ -242,7 +257,7 @@ def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
     if header.tokenizer("model") == "gpt2":
         splits = [
             pre_tokenizers.Split(Regex(each), behavior="isolated")
-            for each in _CUTS.get(pre, (_GPT2,))
+            for each in CUTS.get(pre, (_GPT2,))
         ]
         last = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, last])
@@ -262,17 +277,18 @@ def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
 
 
 @contextlib.contextmanager
-def quick_reader() -> Iterator[None]:
-    """Have transformers read headers by `read_header`: the reader of the package gguf takes ten
-    seconds for a large vocabulary, and transformers uses it three times."""
+def quick_gguf() -> Iterator[None]:
+    """Spare transformers what takes the package gguf ten seconds each: it reads the header for the
+    configuration, the tokenizer and the weights, and makes a table of names for every module."""
     import gguf
 
-    usual = gguf.GGUFReader
-    gguf.GGUFReader = _Reader
+    quick = {"GGUFReader": _Reader, "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
+    usual = {name: getattr(gguf, name) for name in quick}
+    vars(gguf).update(quick)
     try:
         yield
     finally:
-        gguf.GGUFReader = usual
+        vars(gguf).update(usual)
 
 
 class _Reader:
