@@ -36,8 +36,14 @@ _NOT_UNPACKED = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
 """Types that the package gguf knows, but does not turn into numbers."""
 _PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
 """The name of a part of a split file."""
-_LAYERS, _CONTEXT = 1000, 2**28
-"""The most layers and positions that are no damage."""
+_LIMITS = {
+    "block_count": (1, 1000),
+    **dict.fromkeys(("context_length", "rope.scaling.original_context_length"), (1, 2**28)),
+    **dict.fromkeys(("embedding_length", "vocab_size", "attention.head_count"), (1, 2**31)),
+    **dict.fromkeys(("attention.head_count_kv", "attention.key_length"), (1, 2**31)),
+    **dict.fromkeys(("rope.dimension_count", "attention.sliding_window"), (0, 2**31)),
+}
+"""Whole numbers: the least and the most that is no damage."""
 _SIZES = {
     "embedding_length": ("token_embd.weight", 1),
     "vocab_size": ("token_embd.weight", 0),
@@ -132,6 +138,8 @@ def read_header(path: Path) -> GGUFHeader:
         LoadError: the file is damaged, or a part of a model; the message follows the file's name.
         OSError: the file cannot be read.
     """
+    if not path.is_file():
+        raise LoadError("is no regular file")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise LoadError("is no GGUF file; download or copy it again")
@@ -284,11 +292,10 @@ def _odd(header: GGUFHeader) -> Iterator[tuple[str, str]]:
         if value is not None and not isinstance(value, GGUFArray):
             yield f"{prefix}.{name}", value
 
-    limits = {"block_count": _LAYERS, "context_length": _CONTEXT, "embedding_length": None}
-    for name, most in {**limits, "attention.head_count": None, "vocab_size": None}.items():
+    for name, (least, most) in _LIMITS.items():
         for key, value in numbers(name):
-            if type(value) is not int or not 1 <= value <= (most or value):
-                yield key, f"which is no whole number from 1 to {most}" if most else "not above 0"
+            if type(value) is not int or not least <= value <= most:
+                yield key, f"and not a whole number from {least} to {most}"
     layers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
     for key, value in numbers("block_count"):
         if layers and value > len(layers):
@@ -301,20 +308,20 @@ def _odd(header: GGUFHeader) -> Iterator[tuple[str, str]]:
                 yield key, f"but {tensor} has the shape {list(shape)}"
     for name, tensor in _HEADS.items():
         for key, value in numbers(name):
-            if tensor in tensors and (not value or tensors[tensor].shape[0] % value):
+            if tensor in tensors and tensors[tensor].shape[0] % value:
                 yield key, f"but {tensor} has {tensors[tensor].shape[0]} rows"
     for name in ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor"):
         for key, value in numbers(name):
             if not (isinstance(value, int | float) and 0 < value < math.inf):
-                yield key, "which is no number above 0"
+                yield key, "and not a number above 0"
     for name in ("epsilon", "rms_epsilon"):
         for key, value in numbers(f"attention.layer_norm_{name}"):
             if not (isinstance(value, int | float) and 0 <= value < 1):
-                yield key, "which is no number from 0 to 1"
+                yield key, "and not a number from 0 to 1"
     tokens = header.tokenizer("tokens")
-    known = tokens.length if isinstance(tokens, GGUFArray) else None
+    known = tokens.length if isinstance(tokens, GGUFArray) else 0
     for name in ("bos", "eos", "unknown", "padding"):
         key = f"tokenizer.ggml.{name}_token_id"
         value = settings.get(key)
-        if value is not None and known is not None and not 0 <= value < known:
+        if value is not None and value not in range(known):
             yield key, f"but there are {known} tokens"
