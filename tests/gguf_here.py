@@ -138,3 +138,20 @@ def byte_vocabulary(tokenizer: Any = None, pre: str | None = "gpt-2") -> dict[st
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}\n{% endfor %}",
     }
+
+
+def piece_vocabulary(prefix: bool | None, *words: str) -> dict[str, Any]:
+    """The settings of a tokenizer of characters, bytes and these words, as Llama 2 has it."""
+    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁thecasonmdf", *words]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [float(-i) for i in range(len(tokens))],
+        "tokenizer.ggml.token_type": [2, 3, *[6] * 256, *[1] * (len(tokens) - 258)],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.padding_token_id": 1,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": prefix,
+    }

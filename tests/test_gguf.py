@@ -22,7 +22,7 @@ from .hub_files import add_model, use_cache
 
 pytest.importorskip("gguf")
 
-from .gguf_here import byte_vocabulary, model_of, write
+from .gguf_here import byte_vocabulary, model_of, piece_vocabulary, write
 from .tokenizers_here import byte_level
 
 PROMPT = "the cat sat on the mat def f(x): return x " * 4
@@ -160,10 +160,14 @@ def scaled(case: str, path: Path) -> tuple[Any, Path]:
     for part in parts or [rope]:
         part.setdefault("rope_theta", 10000.0)
         part.setdefault("rope_type", "default")
+    vocabulary = None
+    if family.startswith("gemma"):  # they have no tokenizer of bytes
+        vocabulary = piece_vocabulary(False)
+        settings = settings | {"vocab_size": len(vocabulary["tokenizer.ggml.tokens"])}
     model = model_of(family, rope_parameters=rope, **settings)
     tensors = {name: value for name, value in stated.items() if name.endswith("weight")}
     more = {name: value for name, value in stated.items() if name not in tensors}
-    return model, write(path, model, more, tensors)
+    return model, write(path, model, more, tensors, vocabulary=vocabulary)
 
 
 @pytest.mark.parametrize("case", SCALED)
@@ -173,6 +177,10 @@ def test_positions_turn_as_in_the_model_that_the_file_was_made_of(
     model, file = scaled(case, tmp_path / "m.gguf")
     for prompt in ("the cat sat", PROMPT * 2):  # longrope changes between them
         ids = byte_level()(prompt)["input_ids"]
+        if case.startswith("gemma"):
+            prompt = "the cat on the mat" * (1 + len(prompt) // 40)
+            tokens = piece_vocabulary(False)["tokenizer.ggml.tokens"]
+            ids = [tokens.index(each) for each in prompt.replace(" ", "▁")]
         assert answer(lade, file, prompt)["token_ids"] == plain(model, ids)
 
 
@@ -245,6 +253,12 @@ def test_texts_are_cut_as_the_name_of_the_cut_says(
     assert done["token_ids"] == plain(model, ids)
 
 
+def test_qwen_composes_letters_and_their_signs(lade: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", vocabulary=byte_vocabulary(pre="qwen2"))
+    asked = [answer(lade, file, text)["usage"]["prompt_tokens"] for text in ("é", "e\u0301")]
+    assert asked[0] == asked[1]
+
+
 def test_all_cuts_leave_the_text_whole() -> None:
     text = "It's 12345 Words, wörds&&\r\n  你好かな  x\t\n1 '"
     for name, cut in CUTS.items():
@@ -269,24 +283,13 @@ def test_an_unknown_cut_gets_a_line(pre: str | None, lade: Any, tmp_path: Path) 
 def test_the_space_before_a_text_is_as_the_file_says(
     prefix: bool | None, lade: Any, tmp_path: Path
 ) -> None:
-    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁thecason"]
-    merged = ["▁t", "he", "the", "▁the"]
-    vocabulary = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens + merged,
-        "tokenizer.ggml.scores": [float(-i) for i in range(len(tokens + merged))],
-        "tokenizer.ggml.token_type": [2, 3, *[6] * 256, *[1] * (len(tokens + merged) - 258)],
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.ggml.add_space_prefix": prefix,
-    }
-    model = model_of(vocab_size=len(tokens + merged))
+    vocabulary = piece_vocabulary(prefix, "▁t", "he", "the", "▁the")
+    tokens = vocabulary["tokenizer.ggml.tokens"]
+    model = model_of(vocab_size=len(tokens))
     file = write(tmp_path / "m.gguf", model, vocabulary=vocabulary)
-    known = {token: i for i, token in enumerate(tokens + merged)}
     pieces = ["the", *"▁cat"] if prefix is False else ["▁the", *"▁cat"]
     done = answer(lade, file, "the cat")
-    assert done["token_ids"] == plain(model, [known[piece] for piece in pieces])
+    assert done["token_ids"] == plain(model, [tokens.index(piece) for piece in pieces])
 
 
 def test_a_file_without_a_chat_template_is_refused_from_its_header(tmp_path: Path) -> None:

@@ -90,8 +90,9 @@ class GGUFHeader:
         return str(self.settings.get("general.architecture", ""))
 
     def get(self, name: str) -> Any:
-        """The setting of the architecture with this name; None if there is none."""
-        return self.settings.get(f"{self.architecture}.{name}")
+        """The setting of the architecture with this name; None if there is none, or a list."""
+        value = self.settings.get(f"{self.architecture}.{name}")
+        return None if isinstance(value, GGUFArray) else value
 
     def tokenizer(self, name: str) -> Any:
         """The setting of the tokenizer with this name; None if there is none."""
@@ -288,8 +289,7 @@ def _odd(header: GGUFHeader) -> Iterator[tuple[str, str]]:
     prefix, settings, tensors = header.architecture, header.settings, header.tensors
 
     def numbers(name: str) -> Iterator[tuple[str, Any]]:
-        value = header.get(name)
-        if value is not None and not isinstance(value, GGUFArray):
+        if (value := header.get(name)) is not None:
             yield f"{prefix}.{name}", value
 
     for name, (least, most) in _LIMITS.items():

@@ -119,7 +119,7 @@ def complete_config(header: GGUFHeader, config: Any) -> None:
     named = hasattr(config, "num_experts") or hasattr(config, "num_local_experts")
     if header.get("expert_count") and not named:
         raise LoadError(f"holds experts, which transformers does not read of {header.architecture}")
-    for name, tensor in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
+    for name, tensor in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_up")):
         if f"blk.0.{tensor}.bias" in header.tensors and hasattr(config, name):
             setattr(config, name, True)
     rope = getattr(config, "rope_parameters", None)
@@ -133,16 +133,14 @@ def complete_config(header: GGUFHeader, config: Any) -> None:
         target["rope_theta"] = base
     if (base := header.get("rope.freq_base_swa")) and "sliding_attention" in rope:
         rope["sliding_attention"]["rope_theta"] = base
-    width = config.hidden_size // config.num_attention_heads
-    if not hasattr(config, "global_head_dim"):
-        width = header.get("attention.key_length") or getattr(config, "head_dim", None) or width
-        if isinstance(width, int) and getattr(config, "head_dim", None) != width:
-            config.head_dim = width
-        _turn_part(header, target, width)
-    if target.get("rope_type") == "proportional" and scaling.get("long_factor"):
-        factors = scaling["long_factor"]  # those of dimensions that do not turn are huge
+    if target.get("rope_type") == "proportional":  # as in Gemma 4, whose layers differ
+        factors = scaling.get("long_factor", [1])  # those of dimensions that do not turn are huge
         target["partial_rotary_factor"] = sum(each == 1 for each in factors) / len(factors)
         return
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if (stated := header.get("attention.key_length")) and stated != width:
+        config.head_dim = width = stated
+    _turn_part(header, target, width)
     turned = int(width * target.get("partial_rotary_factor", 1)) // 2
     for name in ("short_factor", "long_factor"):
         if name in scaling and len(scaling[name]) != turned:
@@ -250,7 +248,7 @@ def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
 
 def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
     """Have a tokenizer cut texts as the file says, and give it all chat templates of the file."""
-    from tokenizers import Regex, decoders, pre_tokenizers
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     backend, pre = tokenizer.backend_tokenizer, header.tokenizer("pre")
     prefix = header.tokenizer("add_space_prefix")
@@ -261,6 +259,8 @@ def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
         ]
         last = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, last])
+        if pre in ("qwen2", "qwen35"):
+            backend.normalizer = normalizers.NFC()
         if pre in _WHOLE:
             backend.model.ignore_merges = True
             if header.tokenizer("add_bos_token") is None and tokenizer.bos_token is not None:
