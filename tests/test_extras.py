@@ -50,6 +50,7 @@ def lora(folder: Path) -> list[str]:
     return ["demo", "--adapter", str(make(str(ROOT / "ladecli" / "demo"), folder / "adapter"))]
 
 
+CODE = "import sys; from ladecli.commands.cli import entry; sys.exit(entry(sys.argv[1:]))"
 GENERATE: dict[str, Callable[[Path], list[str]]] = {
     "gguf": gguf,
     "lora": lora,
@@ -74,9 +75,8 @@ def alone(extra: str, folder: Path, code: str, *arguments: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", GENERATE)
 def test_an_extra_needs_nothing_else(extra: str, tmp_path: Path) -> None:
-    code = "import sys; from ladecli.commands.cli import entry; sys.exit(entry(sys.argv[1:]))"
     asked = (*GENERATE[extra](tmp_path), "-p", "the", "--raw", "-n", "2", "--json")
-    assert '"token_ids"' in alone(extra, tmp_path, code, "generate", *asked)
+    assert '"token_ids"' in alone(extra, tmp_path, CODE, "generate", *asked)
 
 
 def test_the_server_needs_its_extra_alone(tmp_path: Path) -> None:
@@ -86,3 +86,11 @@ def test_the_server_needs_its_extra_alone(tmp_path: Path) -> None:
     other.mkdir()
     with pytest.raises(AssertionError, match=r"uvicorn|fastapi"):
         alone("", other, code)
+
+
+def test_what_a_gguf_file_needs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(
+        AssertionError, match=r"needs accelerate and gguf: pip install 'ladecli\[gg"
+    ):
+        alone("", tmp_path, CODE, "generate", str(tmp_path / "m.gguf"), "-p", "the")

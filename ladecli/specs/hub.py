@@ -323,7 +323,9 @@ def explain(
         return f"no space left on disk while downloading {name}; free some and run this again"
     source, gguf = locate(name, gguf, revision)
     if gguf is not None:
-        return f"{name}: transformers cannot read this GGUF file ({first_line(error)})"
+        unfit = "ignore_mismatched_sizes" in str(error)
+        why = "its tensors do not fit its settings" if unfit else first_line(error)
+        return f"{name}: transformers cannot read this GGUF file ({why})"
     # A damaged file leads libraries to all kinds of errors.
     folder = folder_of(source, revision)
     if folder is not None and (damaged := damage(folder)) is not None:
