@@ -198,6 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "eos": ({"tokenizer.ggml.eos_token_id": 70_000}, "eos_token_id is 70000, but there are 300"),
     "scaling": ({".rope.scaling.type": "new"}, "has new scaling of rotary frequencies"),
     "longrope": ({".rope.scaling.type": "longrope"}, "has longrope scaling"),
+    "another scaling": ({".rope.scaling.alpha": 1000.0}, "states llama.rope.scaling.alpha"),
     "a part of each head": ({".rope.dimension_count": 6}, "turns 6 of 8 dimensions"),
     "experts": ({".expert_count": 8}, "holds experts"),
 }
@@ -251,6 +252,20 @@ def test_texts_are_cut_as_the_name_of_the_cut_says(
     done = answer(lade, file, text)
     assert done["usage"]["prompt_tokens"] == len(ids)
     assert done["token_ids"] == plain(model, ids)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
+def test_tokenizers_of_bytes_begin_as_the_file_says(pre: str, lade: Any, tmp_path: Path) -> None:
+    counts = {}
+    for prefix, start in ((None, False), (True, False), (None, None)):
+        stated = {
+            "tokenizer.ggml.add_space_prefix": prefix,
+            "tokenizer.ggml.add_bos_token": start,
+        }
+        file = write(tmp_path / "m.gguf", vocabulary=byte_vocabulary(pre=pre) | stated)
+        counts[prefix, start] = answer(lade, file, "q")["usage"]["prompt_tokens"]
+    # Llama 3 begins with BOS where nothing is stated, as llama.cpp has it.
+    assert [*counts.values()] == [1, 2, 1 + (pre == "llama-bpe")]
 
 
 def test_qwen_composes_letters_and_their_signs(lade: Any, tmp_path: Path) -> None:

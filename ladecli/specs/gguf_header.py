@@ -44,6 +44,7 @@ _LIMITS = {
     **dict.fromkeys(("rope.dimension_count", "attention.sliding_window"), (0, 2**31)),
 }
 """Whole numbers: the least and the most that is no damage."""
+_POSITIVE = ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor")
 _SIZES = {
     "embedding_length": ("token_embd.weight", 1),
     "vocab_size": ("token_embd.weight", 0),
@@ -217,7 +218,7 @@ class _Reader:
         if not (isinstance(step, int) and 0 < step <= 2**20):
             raise _damaged(f"general.alignment is {step!r}")
         start = -(-self.at // step) * step
-        moved = {each.name: each._replace(start=start + each.start) for each in table}
+        moved = {one.name: one._replace(start=start + one.start) for one in table}
         if len(moved) < tensors:
             raise _damaged("two tensors have one name")
         end, last = start, "the header"
@@ -252,9 +253,7 @@ def _split(path: Path, count: Any) -> str:
     """What is said of a part of a split model: how to join the parts, and which are absent."""
     first, absent = path.name, ""
     if name := _PART.fullmatch(path.name):
-        parts = [
-            f"{name[1]}{k:05d}-of-{name[3]}.gguf" for k in range(1, min(int(name[3]), 999) + 1)
-        ]
+        parts = [f"{name[1]}{k:05d}-of-{name[3]}.gguf" for k in range(1, int(name[3]) + 1)]
         missing = [part for part in parts if not (path.parent / part).exists()]
         first = parts[0] if parts else first
         if missing:
@@ -280,48 +279,37 @@ def _check_settings(header: GGUFHeader) -> None:
     """Refuse values that no model has; LoadError names the setting."""
     if not header.architecture:
         raise _damaged("general.architecture is not stated")
-    for key, why in _odd(header):
+    for name, why in _odd_settings(header):
+        key = name if name in header.settings else f"{header.architecture}.{name}"
         raise LoadError(f"is damaged: {key} is {header.settings[key]!r}, {why}")
 
 
-def _odd(header: GGUFHeader) -> Iterator[tuple[str, str]]:
-    """Settings that make no sense, each with the reason."""
-    prefix, settings, tensors = header.architecture, header.settings, header.tensors
-
-    def numbers(name: str) -> Iterator[tuple[str, Any]]:
-        if (value := header.get(name)) is not None:
-            yield f"{prefix}.{name}", value
-
+def _odd_settings(header: GGUFHeader) -> Iterator[tuple[str, str]]:
+    """Names of settings that make no sense, each with the reason."""
+    tensors = header.tensors
+    names = (*_LIMITS, *_SIZES, *_POSITIVE)
+    stated = {name: value for name in names if (value := header.get(name)) is not None}
     for name, (least, most) in _LIMITS.items():
-        for key, value in numbers(name):
-            if type(value) is not int or not least <= value <= most:
-                yield key, f"and not a whole number from {least} to {most}"
+        value = stated.get(name, least)
+        if type(value) is not int or not least <= value <= most:
+            yield name, f"and not a whole number from {least} to {most}"
+    for name in _POSITIVE:
+        value = stated.get(name, 1)
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
+            yield name, "and not a number above 0"
     layers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
-    for key, value in numbers("block_count"):
-        if layers and value > len(layers):
-            yield key, f"but there are tensors of {len(layers)}"
+    if layers and stated.get("block_count", 0) > len(layers):
+        yield "block_count", f"but there are tensors of {len(layers)}"
     for name, (tensor, axis) in _SIZES.items():
-        for key, value in numbers(name):
-            if (shape := tensors[tensor].shape if tensor in tensors else ()) and (
-                len(shape) != 2 or value != shape[axis]
-            ):
-                yield key, f"but {tensor} has the shape {list(shape)}"
+        shape = tensors[tensor].shape if tensor in tensors else ()
+        if shape and (len(shape) != 2 or stated.get(name, shape[axis]) != shape[axis]):
+            yield name, f"but {tensor} has the shape {list(shape)}"
     for name, tensor in _HEADS.items():
-        for key, value in numbers(name):
-            if tensor in tensors and tensors[tensor].shape[0] % value:
-                yield key, f"but {tensor} has {tensors[tensor].shape[0]} rows"
-    for name in ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor"):
-        for key, value in numbers(name):
-            if not (isinstance(value, int | float) and 0 < value < math.inf):
-                yield key, "and not a number above 0"
-    for name in ("epsilon", "rms_epsilon"):
-        for key, value in numbers(f"attention.layer_norm_{name}"):
-            if not (isinstance(value, int | float) and 0 <= value < 1):
-                yield key, "and not a number from 0 to 1"
+        if tensor in tensors and tensors[tensor].shape[0] % stated.get(name, 1):
+            yield name, f"but {tensor} has {tensors[tensor].shape[0]} rows"
     tokens = header.tokenizer("tokens")
     known = tokens.length if isinstance(tokens, GGUFArray) else 0
     for name in ("bos", "eos", "unknown", "padding"):
         key = f"tokenizer.ggml.{name}_token_id"
-        value = settings.get(key)
-        if value is not None and value not in range(known):
+        if (value := header.settings.get(key)) is not None and value not in range(known):
             yield key, f"but there are {known} tokens"

@@ -25,6 +25,13 @@ _PLAIN = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Settings that transformers does not read, and what its configurations call them."""
+_SCALING = (
+    *("type", "factor", "original_context_length", "finetuned", "attn_factor"),
+    *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+)
+"""Settings of `rope.scaling` that are read; others change nothing if they are 0 or neutral."""
+_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NEUTRAL = {"yarn_ext_factor": 1}
 _NUMPY = {"F32": np.float32, "F16": np.float16}
 _END = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -133,9 +140,16 @@ def complete_config(header: GGUFHeader, config: Any) -> None:
         target["rope_theta"] = base
     if (base := header.get("rope.freq_base_swa")) and "sliding_attention" in rope:
         rope["sliding_attention"]["rope_theta"] = base
-    if target.get("rope_type") == "proportional":  # as in Gemma 4, whose layers differ
-        factors = scaling.get("long_factor", [1])  # those of dimensions that do not turn are huge
-        target["partial_rotary_factor"] = sum(each == 1 for each in factors) / len(factors)
+    proportional = target.get("rope_type") == "proportional"
+    if scaling.get("rope_type") in ("linear", "yarn") and (
+        proportional or config.model_type == "phi3"
+    ):
+        kind = scaling["rope_type"]
+        raise LoadError(f"has {kind} scaling, which a {config.model_type} does not have")
+    if proportional:  # as in Gemma 4; the factors of dimensions that do not turn are huge
+        factors = scaling.get("long_factor", ())
+        if factors:
+            target["partial_rotary_factor"] = factors.count(1.0) / len(factors)
         return
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if (stated := header.get("attention.key_length")) and stated != width:
@@ -147,8 +161,6 @@ def complete_config(header: GGUFHeader, config: Any) -> None:
             raise LoadError(
                 f"has {len(scaling[name])} factors of rotary frequencies for {turned} of them"
             )
-    if scaling and config.model_type == "phi3" and scaling["rope_type"] != "longrope":
-        raise LoadError(f"has {scaling['rope_type']} scaling, which a phi3 does not have")
     target.update(scaling)
     original = scaling.get("original_max_position_embeddings")
     if original and hasattr(config, "original_max_position_embeddings"):
@@ -172,15 +184,16 @@ def _turn_part(header: GGUFHeader, target: dict[str, Any], width: int) -> None:
 def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     """The scaling of rotary frequencies as transformers writes it; {} if there is none."""
     get, most = header.get, getattr(config, "max_position_embeddings", None)
+    prefix = f"{header.architecture}.rope.scaling."
+    for key, value in header.settings.items():
+        name = key.removeprefix(prefix)
+        if key.startswith(prefix) and name not in _SCALING and value not in (0, _NEUTRAL.get(name)):
+            raise LoadError(f"states {key}, which transformers does not have")
     factor = get("rope.scaling.factor") or get("rope.scale_linear") or 1.0
     kind = get("rope.scaling.type") or "linear"
     original = get("rope.scaling.original_context_length")
     attention = get("rope.scaling.yarn_attn_factor") or get("rope.scaling.attn_factor")
-    factors = {
-        name: header.floats(f"rope_{name}.weight")
-        for name in ("freqs", "factors_long", "factors_short")
-        if f"rope_{name}.weight" in header.tensors
-    }
+    factors = {name[5:-7]: header.floats(name) for name in _ROPE_TENSORS if name in header.tensors}
     more = {"attention_factor": float(attention)} if attention else {}
     if "factors_long" in factors or "factors_short" in factors:
         if len(factors) != 2 or not original:
@@ -193,10 +206,12 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
             "original_max_position_embeddings": original,
             **more,
         }
-    if any(each != 1 for each in factors.get("freqs", ())):
+    if kind != "yarn" and attention not in (None, 1):
+        raise LoadError("states rope.scaling.attn_factor without YaRN or longrope")
+    if any(factor != 1 for factor in factors.get("freqs", ())):
         if kind not in ("linear", "none"):
             raise LoadError(f"has both rope_freqs.weight and {kind} scaling")
-        freqs = [each * (factor if kind == "linear" else 1) for each in factors["freqs"]]
+        freqs = [one * (factor if kind == "linear" else 1) for one in factors["freqs"]]
         return {  # the same for all lengths
             "rope_type": "longrope",
             "short_factor": freqs,
@@ -211,16 +226,14 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise LoadError(f"has {kind} scaling of rotary frequencies, which cannot be read here")
-    for name in ("yarn_ext_factor", "yarn_log_multiplier"):
-        if get(f"rope.scaling.{name}") not in (None, {"yarn_ext_factor": 1.0}.get(name, 0.0)):
-            raise LoadError(f"states rope.scaling.{name}, which transformers does not have")
     for name in ("beta_fast", "beta_slow"):
         if (value := get(f"rope.scaling.yarn_{name}")) is not None:
             more[name] = value
     if config.model_type == "gpt_oss":
         more["truncate"] = False
+    original = original or most
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    return yarn | {"original_max_position_embeddings": original or most, **more}
+    return yarn | more
 
 
 def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
@@ -232,7 +245,7 @@ def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
         processor = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
         with quick_gguf():
             taken = loader.get_gguf_hf_weights_map(model, processor(config=model.config.to_dict()))
-        if left := [each for each in header.tensors if each not in taken and each[:5] != "rope_"]:
+        if left := [name for name in header.tensors if name not in {*taken, *_ROPE_TENSORS}]:
             more = f" and {len(left) - 1} more" if left[1:] else ""
             yield (
                 f"{header.path.name}: transformers does not take {left[0]}{more}, so answers may be"
@@ -253,14 +266,13 @@ def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
     backend, pre = tokenizer.backend_tokenizer, header.tokenizer("pre")
     prefix = header.tokenizer("add_space_prefix")
     if header.tokenizer("model") == "gpt2":
-        splits = [
-            pre_tokenizers.Split(Regex(each), behavior="isolated")
-            for each in CUTS.get(pre, (_GPT2,))
-        ]
-        last = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=False)
+        cut = CUTS.get(pre, (_GPT2,))
+        splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in cut if cut != (_GPT2,)]
+        last = pre_tokenizers.ByteLevel(bool(prefix) and not splits, use_regex=not splits)
         backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, last])
-        if pre in ("qwen2", "qwen35"):
-            backend.normalizer = normalizers.NFC()
+        changes: list[Any] = [normalizers.NFC()] if pre in ("qwen2", "qwen35") else []
+        changes += [normalizers.Prepend(" ")] if prefix and splits else []
+        backend.normalizer = normalizers.Sequence(changes)
         if pre in _WHOLE:
             backend.model.ignore_merges = True
             if header.tokenizer("add_bos_token") is None and tokenizer.bos_token is not None:
@@ -278,8 +290,8 @@ def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
 
 @contextlib.contextmanager
 def quick_gguf() -> Iterator[None]:
-    """Spare transformers what takes the package gguf ten seconds each: it reads the header for the
-    configuration, the tokenizer and the weights, and makes a table of names for every module."""
+    """Spare transformers what takes the package gguf ten seconds each time: headers, read for the
+    configuration, the tokenizer and the weights, and a table of names, made for every module."""
     import gguf
 
     quick = {"GGUFReader": _Reader, "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
@@ -318,5 +330,5 @@ def _field(header: GGUFHeader, value: Any) -> SimpleNamespace:
         types, values = [9, value.kind], header.values(value)
     else:
         types, values = [{bool: 7, int: 11, float: 12, str: 8}[type(value)]], [value]
-    parts = [each.encode() if isinstance(each, str) else (each,) for each in values]
+    parts = [one.encode() if isinstance(one, str) else (one,) for one in values]
     return SimpleNamespace(parts=parts, data=range(len(parts)), types=types)
