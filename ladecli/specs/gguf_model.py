@@ -229,8 +229,6 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     for name in ("beta_fast", "beta_slow"):
         if (value := get(f"rope.scaling.yarn_{name}")) is not None:
             more[name] = value
-    if config.model_type == "gpt_oss":
-        more["truncate"] = False
     original = original or most
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     return yarn | more
@@ -310,7 +308,11 @@ class _Reader:
         import gguf
 
         header = read_header(Path(path))
-        self.fields = {key: _field(header, value) for key, value in header.settings.items()}
+        self.fields = {
+            key: _field(header, value)
+            for key, value in header.settings.items()
+            if ".rope.scaling." not in key  # which transformers misreads for gpt-oss
+        }
         data = np.memmap(path, mode="r", dtype=np.uint8)
         self.tensors = [
             SimpleNamespace(
