@@ -30,8 +30,9 @@ PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
 ALIKE_ROWS = 96
 """Rows of halves that are multiplied at once where they are to be alike; see `rows_alike`."""
-ROWS_AT_ONCE = 256
-"""Of a weight that are brought to float32 at once, and stay in a processor's cache."""
+CHECKED_AT_ONCE = 1 << 14
+"""Numbers of a weight that are checked at once. Each copy of them stays in a processor's cache, and
+is too small for malloc to map pages for it, which takes most of the time of larger copies."""
 LARGEST_HALF, LOST = 15, 2.0**-25
 """Power of two below which float16 ends, and what it rounds off of the least numbers that it holds:
 of a weight just below the first, 2⁻³⁹, where products in float32 round off 2⁻²⁴."""
@@ -300,7 +301,8 @@ def possible(weight: Tensor) -> list[str]:
     forms = forms_of(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
-        parts = (part.float() / unit for part in torch.split(weight, ROWS_AT_ONCE))
+        numbers = weight.reshape(-1).split(CHECKED_AT_ONCE)
+        parts = (part.float() / unit for part in numbers)
         # Nothing is held of what is not finite.
         if not all((part.half().float() - part).abs().max() <= LOST for part in parts):
             forms.remove("halves")
