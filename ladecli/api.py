@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 from .decoder.config import LookaheadConfig
 from .decoder.errors import PromptError
 from .errors import ArgumentError, LadeError, UsageError
-from .events import TextEvent
+from .events import Ended, TextEvent
 from .metrics import Tally
 from .options.answer import LengthOptions, SamplingOptions, TemplateChoice
 from .options.declare import Options, options_of
@@ -125,7 +126,7 @@ class Model:
             ignore_eos=request.ignore_eos,
             template=template,
         )
-        return session.stream(ids, settings)
+        return _with_figures(session.stream(ids, settings))
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
         """The whole answer as text; options and errors as for `stream`.
@@ -139,6 +140,15 @@ class Model:
         if tally.reason == "memory":
             raise LadeError(tally.out_of_memory)
         return tally.text
+
+
+def _with_figures(events: Generator[TextEvent]) -> Iterator[TextEvent]:
+    """The events of an answer, of which the last one has the figures of all."""
+    tally = Tally()
+    with contextlib.closing(events):
+        for event in events:
+            tally.add(event)
+            yield replace(event, figures=tally.as_json()) if isinstance(event, Ended) else event
 
 
 def _request(request: _Request, function: str, given: Mapping[str, Any]) -> _Request:

@@ -17,7 +17,7 @@ from .errors import NoEmbeddingError, UsageError
 from .options.answer import ChatRequest
 from .repl import commands
 from .repl.chat import Chat, Kept
-from .repl.journal import Journal, newest
+from .repl.journal import Journal, KeptChat, kept_chats, newest, saved
 from .repl.reader import (
     LEAVE,
     Reader,
@@ -29,6 +29,7 @@ from .repl.reader import (
 )
 from .session import opening, pool_file
 from .trace import record
+from .view import screen
 from .view.terminal import Terminal
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -42,20 +43,25 @@ def run(request: ChatRequest) -> int:
     """
     record.check(request)
     texts = pool_file.check(request)
-    journal, kept = Journal(), None
-    if request.resume:
-        conversation, model = newest()
+    if request.list_chats:
+        terminal = Terminal(request.color)
+        screen.print_rows(terminal.console(sys.stdout), commands.rows_of(kept_chats()))
+        return 0
+    journal, kept, earlier = Journal(), None, None
+    if request.load is not None or request.resume:
+        earlier = newest() if request.load is None else saved(request.load)
+        conversation = earlier.conversation
         if request.typed_system is not None:
             conversation = replace(conversation, system=request.typed_system)
         kept = Kept(conversation, conversation)
         if request.origins.get("model") != "argument":
-            request = replace(request, model=model or request.model)
+            request = replace(request, model=earlier.model or request.model)
     following: ChatRequest | None = request
     before, code = None, 0
     with suppress_echo():
         while following is not None:
             try:
-                chat = _with_model(following, texts, kept, journal)
+                chat = _with_model(following, texts, kept, journal, earlier)
             except _NotOpenedError as error:
                 if before is None:
                     raise error.why from error.why.__cause__
@@ -66,7 +72,7 @@ def run(request: ChatRequest) -> int:
             code = UsageError.exit_code if chat.refused else code
             # On a pipe the first mistake ends it.
             before = replace(chat.request, message=None) if chat.reader.interactive else None
-            kept = chat.kept
+            kept, earlier = chat.kept, None
             following = _with_another(chat.request, chat.successor) if chat.successor else None
             del chat  # its model makes room for the next one
     return code
@@ -80,9 +86,21 @@ class _NotOpenedError(Exception):
 
 
 def _with_model(
-    request: ChatRequest, texts: list[str], kept: Kept | None, journal: Journal
+    request: ChatRequest,
+    texts: list[str],
+    kept: Kept | None,
+    journal: Journal,
+    earlier: KeptChat | None,
 ) -> Chat:
-    """Chat with one model until the user leaves, or goes on with another one."""
+    """Chat with one model until the user leaves, or goes on with another one.
+
+    Args:
+        request: names the model, and has the options.
+        texts: that replies may repeat.
+        kept: what the chat before this one hands on.
+        journal: keeps the conversation.
+        earlier: what `kept` is from, if the user has to be told.
+    """
     terminal = Terminal(request.color, request.quiet)
     with contextlib.ExitStack() as stack:
         try:
@@ -93,7 +111,7 @@ def _with_model(
             raise _NotOpenedError(error) from error
         if kept is not None:
             chat.go_on(kept)
-        greet(chat)
+        greet(chat, earlier)
         with keep_conversation(chat, journal):
             loop(chat, request.message)
     return chat
@@ -121,8 +139,8 @@ def open_reader(chat: Chat) -> Reader:
     return Reader(stdin, sys.stderr if stdin.isatty() else None)
 
 
-def greet(chat: Chat) -> None:
-    """Name the model once, and the way to get help."""
+def greet(chat: Chat, earlier: KeptChat | None) -> None:
+    """Name the model once, how to get help, and the conversation that goes on."""
     if not chat.reader.interactive:
         return
     session, mode = chat.session, chat.request.parallel_mode
@@ -133,10 +151,10 @@ def greet(chat: Chat) -> None:
     chat.note(" · ".join([*parts, "/help"]))
     if session.loaded.name == "demo":
         chat.note(f"demo is a toy; a small real model: lade chat {SMALL_MODEL}")
-    if messages := chat.conversation.messages:
+    if earlier is not None:
+        chat.recall(earlier)
+    elif chat.conversation.messages:
         chat.note(f"going on after {chat.conversation.summary(commands.LINE)}")
-        if messages[-1].role == "user":
-            chat.note("this message has no answer: /regenerate gives one")
 
 
 @contextlib.contextmanager
@@ -147,6 +165,9 @@ def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
         chat.journal = journal
     try:
         yield
+        if not chat.successor and chat.journal and journal.path.exists():
+            chat.note(f"kept in {journal.path}")
+            chat.note("lade chat --continue goes on with it, and lade chat --list shows older ones")
     except BaseException as error:
         # A pipe can send its messages again, unless the machine failed.
         if isinstance(error, DeviceLostError | RankError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .decoder.events import Detail, Logprobs, PromptRead, Started, StepNarrowed, StepTimes
 
@@ -53,6 +54,9 @@ class Ended:
     reason: Reason
     rest: str = ""
     reasoning: str = ""
+    # What the answer took, named as in `lade generate --json`: steps, tokens_per_step, seconds …;
+    # None but in `Model.stream`.
+    figures: Mapping[str, Any] | None = None
 
     @property
     def text(self) -> str:

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .decoder.events import PromptRead, Started, StepNarrowed
 from .errors import counted
@@ -230,6 +230,18 @@ class Tally:
                 " smaller --budget avoids this"
             )
         return None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the answer took, named as in `lade generate --json`."""
+        return {
+            "steps": self.steps,
+            "tokens_per_step": self.tokens_per_step,
+            "tokens_per_second": self.tokens_per_second,
+            "accepted": dict(sorted(self.accepted.items())),
+            "speedup": self.speedup or None,
+            "speedup_from": self.speedup_from,
+            "seconds": {"prefill": self.prefill_seconds, "decode": self.decode_seconds},
+        }
 
     def calibrate(self) -> float | None:
         """The `calibration` that this answer's own steps give, or else the one that it had.

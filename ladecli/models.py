@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -76,7 +75,6 @@ class LoadedModel(PlannedModel):
 
     model: Any
     tokenizer: Any
-    seconds: float  # that loading took
     again: Callable[[], Any]  # loads the model with its weights once more
 
     @property
@@ -247,7 +245,6 @@ def load(
     Raises:
         LoadError: the weights cannot be read; the message says why and what helps.
     """
-    began = time.perf_counter()
     tokenizer = _tokenizer(planned, progress)
     read = partial(_read_model, planned, need, progress)
     model, left_out = read()
@@ -261,7 +258,6 @@ def load(
         **known,
         model=model,
         tokenizer=tokenizer,
-        seconds=time.perf_counter() - began,
         again=lambda: read()[0],
     )
 

@@ -22,6 +22,16 @@ SOURCE_STYLES = {
     "recycled": "dark_goldenrod",
     "jacobi": "medium_orchid3",
 }
+MEANINGS = {
+    "context": "copied from a text",
+    "recycled": "the model's earlier guesses",
+    "trajectory": "the lookahead window",
+}
+"""Where drafts come from, in words."""
+FIGURES = {"plain": "the speed of one token a step", "bars": "tokens of the last steps"}
+"""What other words and signs beside an answer mean."""
+LEAST_GAIN = 1.05
+"""A speed-up below this one is shown as none."""
 OTHER_SOURCE_STYLE = "underline"
 
 SEPARATOR = " · "
@@ -164,31 +174,57 @@ def speed_up(tally: Tally, factor: float) -> str:
     return f"{'' if tally.measured else '≈'}{factor:.1f}×"
 
 
-def figures(tally: Tally) -> list[Text]:
-    """What an answer's tokens took, each figure by itself."""
+def figures(tally: Tally, colours: bool = True) -> list[Text]:
+    """Return what an answer's tokens took, each figure by itself.
+
+    Args:
+        tally: of the answer.
+        colours: whether sources have the colours that their tokens have.
+    """
     parts = [_tokens_per_step(tally), _tokens_per_second(tally)]
     if tally.speedup:
-        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain", "bold"))
+        gain = "" if tally.speedup >= LEAST_GAIN else ", no gain"
+        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain{gain}", "bold"))
     if tally.accepted:
         counts = [
-            Text(f"{source} {count}", style_of(source))
+            Text(f"{source} {count}", style_of(source) if colours else "")
             for source, count in sorted(tally.accepted.items())
         ]
         parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
     return parts
 
 
-def live_figures(tally: Tally) -> list[Text]:
-    """The same while the answer comes, the most wanted first: what its colours mean before how
-    many tokens have each, and what the last steps gained."""
-    parts = [_tokens_per_step(tally)]
+def live_figures(tally: Tally, colours: bool = True) -> list[Text]:
+    """Return the same while the answer comes, the most important first: what the last steps gained,
+    and what colours mean, if tokens have them, before how many tokens have each."""
+    parts = [Text("reasoning", "dim")] if tally.unanswered else []
+    parts.append(_tokens_per_step(tally))
     if tally.speedup:
         now = f"now {tally.speedup_of_last(RECENT):.1f}×"
         parts.append(Text(f"{speed_up(tally, tally.speedup)} plain, {now}", "bold"))
-    if tally.accepted:
+    if tally.accepted and colours:
         names = (Text(source, style_of(source)) for source in sorted(tally.accepted))
         parts.append(Text(" ").join(names))
     return [*parts, _tokens_per_second(tally)]
+
+
+def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
+    """Return what the words beside an answer's figures mean; other arguments as for
+    `statistics_line`.
+
+    Args:
+        sources: of drafts, as far as they are used.
+        width: of the screen, in cells.
+        colours: whether tokens have those of their sources.
+    """
+    parts = [
+        Text(f"{name}: {meaning}", "dim") for name, meaning in MEANINGS.items() if name in sources
+    ]
+    for part in parts if colours else ():
+        name = part.plain.partition(":")[0]
+        part.stylize(f"not dim {style_of(name)}", 0, len(name))
+    parts += [Text(f"{name}: {meaning}", "dim") for name, meaning in FIGURES.items()]
+    return Text("\n").join(_in_lines(parts, width))
 
 
 def _tokens_per_step(tally: Tally) -> Text:
@@ -199,10 +235,10 @@ def _tokens_per_second(tally: Tally) -> Text:
     return Text(f"{tally.tokens_per_second:.1f} tok/s")
 
 
-def statistics_line(tally: Tally, width: int) -> Text:
-    """One line about an answer; it breaks between figures where a screen is not `width` wide."""
+def statistics_line(tally: Tally, width: int, colours: bool = True) -> Text:
+    """Return one line about an answer; it breaks between figures if a screen has not its width."""
     first = Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")
-    return Text("\n").join(_in_lines([first, *figures(tally)], width))
+    return Text("\n").join(_in_lines([first, *figures(tally, colours)], width))
 
 
 def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
@@ -216,7 +252,7 @@ def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def status_line(tally: Tally, width: int, max_context: int) -> Text:
+def status_line(tally: Tally, width: int, max_context: int, colours: bool = True) -> Text:
     """One row about an unfinished reply, never wider than the screen.
 
     Figures that do not fit are left out from the end.  Bars of the last steps take the room left:
@@ -226,12 +262,13 @@ def status_line(tally: Tally, width: int, max_context: int) -> Text:
         tally: of the reply so far.
         width: of the screen, in cells.
         max_context: the most tokens of prompt and reply together; 0 if unknown.
+        colours: whether tokens have those of their sources.
     """
     if tally.prompt and not tally.steps:
         progress = f"{tally.read}/{tally.prompt}"
         full = f"reading the prompt {progress}"
         return Text(full if len(full) <= width else progress[:width])
-    parts = live_figures(tally)
+    parts = live_figures(tally, colours)
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
     line = _in_lines(parts, width - 2)[0]  # at least one bar
@@ -242,19 +279,22 @@ def status_line(tally: Tally, width: int, max_context: int) -> Text:
     return line
 
 
-def remarks(tally: Tally, max_context: int, *, of_length: bool = True) -> list[str]:
+RAISE_LIMIT = "max-new-tokens sets another limit"
+"""A hint for an answer that reached its limit."""
+
+
+def remarks(tally: Tally, max_context: int, limit: str | None = None) -> list[str]:
     """Lines about an answer that was cut short, or that has no text.
 
     Args:
         tally: of the answer.
         max_context: the most tokens of prompt and answer together.
-        of_length: whether a limit of new tokens is worth a line.
+        limit: how to set another limit of new tokens; None if a cut there is worth no line.
     """
-    length = f"cut at {counted(tally.tokens, 'token')}; max-new-tokens sets another limit"
     ends = {
-        "length": length if of_length else None,
+        "length": limit and f"cut at {counted(tally.tokens, 'token')}; {limit}",
         "context": f"cut: the context of {max_context} tokens is full",
-        "interrupted": "stopped",
+        "interrupted": "stopped" if tally.steps else "interrupted while reading the prompt",
     }
     lines = [ends.get(tally.reason or ""), tally.out_of_memory]
     if tally.unanswered:

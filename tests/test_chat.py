@@ -129,11 +129,6 @@ def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> N
     messages = from_json(saved.read_text()).messages
     assert len(messages) == 4
     assert messages[2].content.startswith("note.txt:")
-    other = tmp_path / "other.json"
-    other.write_text(saved.read_text())
-    chat = talk("Hello", "/model demo", f"/load {other}", options="-n 5")
-    assert "2 messages that you have not saved" in chat.told[0]
-    assert len(chat.conversation.messages) == 2
 
 
 def test_a_model_that_cannot_be_opened_ends_no_chat(
@@ -275,11 +270,12 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert from_json(newest.read_text()).messages == before.conversation.messages[:2]
     newest.write_text(day.read_text().splitlines(keepends=True)[0])  # killed before any reply
     killed = talk("/regenerate", options="-n 9 --continue", home=tmp_path)
-    assert "going on after 1 message: Hello\n" in killed.err
+    assert "going on after 1 message · demo" in killed.err
+    assert "\n> Hello\n" in killed.err
     assert "this message has no answer: /regenerate" in killed.err
     assert killed.out.strip() == before.said[1]
     empty = talk("Hi", "/reset", options="-n 5", home=tmp_path)
-    assert "going on after 2 messages: " in talk(options="--continue", home=tmp_path).err
+    assert "going on after 2 messages " in talk(options="--continue", home=tmp_path).err
     assert empty.conversation.messages
     told = talk("/system", options="--continue -s Briefly.", home=tmp_path).err
     assert "Briefly." in told
@@ -323,9 +319,9 @@ def test_a_chat_that_nothing_was_written_of_hides_no_older_one(
     newer = kept.with_name("2999-01-01.json")
     for data in (b"", kept.read_bytes()[:cut]):  # by a full disk, or a kill
         newer.write_bytes(data)
-        assert "after 2 messages: " in talk(options="--continue", home=tmp_path).err
+        assert "after 2 messages " in talk(options="--continue", home=tmp_path).err
     newer.write_bytes(kept.read_bytes() + kept.read_bytes()[:cut])
-    assert "after 2 messages: " in talk(options="--continue", home=tmp_path).err
+    assert "after 2 messages " in talk(options="--continue", home=tmp_path).err
     newer.write_text("{}\n")
     refused = lade("chat", "--continue").refused()
     assert f"{newer} is not a saved chat" in refused
@@ -432,6 +428,7 @@ SETTINGS = (
     ("/set markdown off", "markdown  off"),
     ("/set ignore-eos yes", "ignore-eos  on"),
     ("/set max-new-tokens none", "max-new-tokens  until the context is full"),
+    ("/set max-new-tokens default", "max-new-tokens  2048"),
     ("/set stop off", "stop  none"),
     ("/set stop \\n\\t", "stop  \\n\\t"),
     ('/set stop " a b "', "stop   a b "),
@@ -440,7 +437,7 @@ SETTINGS = (
     ("/SET strategy jacobi", "strategy  jacobi"),
     ("/profile a100", "profile  a100"),
 )
-TAKEN_BACK = ("max-new-tokens", "stop  none", "stats")
+TAKEN_BACK = ("max-new-tokens  2048", "stop  none", "stats")
 
 
 def test_settings(talk: Lade) -> None:
@@ -537,13 +534,41 @@ def test_no_file_is_overwritten_but_the_chats_own(talk: Lade, tmp_path: Path) ->
     assert len(chat.said) == 4
 
 
-def test_loading_replaces_only_what_is_saved(talk: Lade, tmp_path: Path) -> None:
-    path, kept = tmp_path / "chat.json", tmp_path / "kept.json"
+def test_loading_replaces_only_what_is_kept(talk: Lade, tmp_path: Path) -> None:
+    path, home = tmp_path / "chat.json", tmp_path / "home"
     path.write_text(Conversation("Be brief.").as_json("demo"), encoding="utf-8")
-    chat = talk(QUESTIONS[0], f"/load {path}", f"/save {kept}", f"/load {path}")
-    assert "/save FILE or /reset first" in chat.told[0]
-    assert from_json(kept.read_text()).messages[0].content == QUESTIONS[0]
-    assert chat.conversation == Conversation("Be brief.")
+    chat = talk(QUESTIONS[0], f"/load {path}", "/system", "/load 1", "/chats", home=home)
+    assert chat.told == ["no other conversation is kept"]
+    assert "> Be brief.\n" in chat.err
+    assert f"> {QUESTIONS[0]}\n" in chat.err, "what was loaded is shown"
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "lade").touch()  # where the folder of kept chats would be
+    chat = talk(QUESTIONS[0], f"/load {path}", "/system", home=full)
+    assert "2 messages that are kept nowhere; /save FILE or /reset" in chat.told[0]
+    assert "> none" in chat.err
+
+
+def test_kept_chats_are_listed_and_go_on(talk: Lade, lade: Lade, tmp_path: Path) -> None:
+    for question in QUESTIONS:
+        chat = talk(question, "and?", "more?", home=tmp_path)
+        assert str(next(tmp_path.rglob("chats/*.jsonl")).parent) in chat.err, "where it is kept"
+        assert "lade chat --continue" in chat.err
+    files = sorted(tmp_path.rglob("chats/*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    for age, file in enumerate(files):
+        os.utime(file, (age, age))
+    # Going on makes a longer copy, which stands for both.
+    going_on = talk("the end", options="--load 2 -n 3", home=tmp_path)
+    shown = going_on.err.split("/help")[1]
+    assert f"{QUESTIONS[1]}\n" not in shown
+    assert shown.index("> and?\n") < shown.index("> more?\n") < shown.index("kept in")
+    rows = lade("chat", "--list").out.splitlines()
+    order = [QUESTIONS[n] for n in (1, 2, 0)]
+    assert [re.split("  +", row)[:2] for row in rows] == [
+        [str(number), question] for number, question in enumerate(order, start=1)
+    ]
+    assert "8 messages · demo · " in rows[0]
+    assert "no kept chat 9, but 3" in lade("chat", "--load", "9").refused()
 
 
 def test_templates_that_refuse(talk: Lade, tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from ..session.dialogue import Dialogue, Row
 from ..session.text import Part
 from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices, rows_of
 from ..trace import record
+from ..view.live import reply_view
+from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import remarks, together
+from ..visualize import RAISE_LIMIT, Writer, remarks, together
 
 if TYPE_CHECKING:
-    from ..session.session import Session, Settings
+    from ..session.session import Session
 
 
 def run(request: GenerateRequest) -> int:
@@ -49,6 +51,10 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
+        read = ["\n".join((*row.turns, *(m.content for m in row.start.messages))) for row in rows]
+        for name, text in zip(request.draft_text or (), texts, strict=True):
+            if all(text.strip() in prompt for prompt in read):
+                terminal.say(f"--draft-text {name} adds nothing: the prompt holds all of it")
         answers = _Answers(request, session, terminal, answers_to_give)
         with pool_file.keep_drafts(session, request.pool_file, texts):
             for talk in talks:
@@ -143,9 +149,14 @@ class _Answers:
         if self._total > 1 and not request.json:
             self._terminal.say(f"answer to {talk.id}{f', turn {turn}' if turn > 1 else ''}:")
         tally, detailed = Tally(calibration=self._calibration), request.trace is not None
-        shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
-        hides_reasoning = not (request.json or request.reasoning) and sys.stderr.isatty()
-        settings = dataclasses.replace(self._settings_for(ids), template=talk.template)
+        renderer = MarkdownRenderer(False, True, request.reasoning)
+        limit = session.decoder.max_context
+        shown = [] if request.json else [reply_view(self._terminal, tally, renderer, limit)]
+        # The figures of a live view say it themselves.
+        written = any(isinstance(view, Writer) for view in shown)
+        hides_reasoning = written and not request.reasoning and sys.stderr.isatty()
+        settings = opening.limited(request, self._settings, session, ids)
+        settings = dataclasses.replace(settings, template=talk.template)
         files = record.writers(request, session, settings, ids, tally, number)
         lost: RankError | None = None
         try:
@@ -174,20 +185,12 @@ class _Answers:
             return None
         return Part(tally.reasoning, tally.text)
 
-    def _settings_for(self, prompt: Sequence[int]) -> Settings:
-        """How a prompt is answered: without -n, the model's own limit holds where it is lower."""
-        settings, own = self._settings, self._session.loaded.defaults.length_limit(len(prompt))
-        if own is None or "max_new_tokens" in self._request.origins:
-            return settings
-        limits = [each for each in (settings.max_new_tokens, own) if each is not None]
-        return dataclasses.replace(settings, max_new_tokens=min(limits))
-
     def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""
         request, session, terminal = self._request, self._session, self._terminal
         terminal.say(*session.new_notices())
-        limited = "max_new_tokens" not in request.origins
-        lines = remarks(tally, session.decoder.max_context, of_length=limited)
+        limit = None if "max_new_tokens" in request.origins else RAISE_LIMIT
+        lines = remarks(tally, session.decoder.max_context, limit)
         if tally.reason == "memory":  # a shorter prompt may still be answered
             self._fail(LadeError("; ".join(lines)))
         else:
@@ -222,7 +225,7 @@ class _Answers:
             },
             "sampling": sampling,
             "seconds": {
-                "load": session.loaded.seconds,
+                "load": session.load_seconds,
                 "prefill": tally.prefill_seconds,
                 "decode": tally.decode_seconds,
             },

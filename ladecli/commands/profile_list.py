@@ -200,7 +200,8 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
             most = each.up_to_parameters
             size = "any size" if most == math.inf else f"up to {user.short(most)}"
             form = f" in {' or '.join(each.weights)}" if each.weights else ""
-            yield kind, f"{size}{form}: {_wng(each.lookahead)}, {each.origin}"
+            show = _wng if kind == "the paper's" else profiles.summarise
+            yield kind, f"{size}{form}: {show(each.lookahead)}, {each.origin}"
 
 
 def _by_origin(choice: Choice) -> dict[str, list[tuple[str, str]]]:
@@ -212,7 +213,10 @@ def _by_origin(choice: Choice) -> dict[str, list[tuple[str, str]]]:
         cost = screen.NONE
     values = asdict(lookahead) | {"budget": lookahead.step_limit, "step_cost": cost}
     found: dict[str, list[tuple[str, str]]] = {}
+    window = "trajectory" in lookahead.sources
     for name in VALUES:
+        if name in ("window", "ngram", "guesses") and not window:
+            continue  # none runs
         value = values[name]
         text = ", ".join(map(str, value)) or "any" if isinstance(value, tuple) else str(value)
         found.setdefault(choice.origins[name], []).append((name, text))

@@ -65,6 +65,8 @@ class Wanted:
     """Of the cache that these will see."""
     make_captured: MakeRunner | None = None
     """Makes a runner of captured steps; None to do without."""
+    on_layer: Callable[[int, int], None] | None = None
+    """Is called after each layer; see `load_decoder`."""
     not_ours: str | None = None
     """Why our forward is not to be tried; see `modified.intervention`."""
 
@@ -92,6 +94,7 @@ def load_decoder(
     pack: bool = True,
     races: Races | None = None,
     capture: Capture | None = None,
+    on_layer: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """A decoder for a causal language model of transformers, in evaluation mode.
 
@@ -106,6 +109,7 @@ def load_decoder(
         pack: whether weights on a CPU may be held twice, for speed.
         races: which forms of weights are fastest on this processor, as far as that is known.
         capture: captures work in place of CUDA graphs, on any device.
+        on_layer: called with the number of layers whose weights are prepared, and that of all.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
@@ -124,7 +128,7 @@ def load_decoder(
     if cuda_graphs and on_one_device and (on_gpu or capture is not None):
         captured = partial(CudaGraphs, facts=facts, max_context=limit, capture=capture)
     widths = (*CAPTURED_WIDTHS, prefill_chunk or chunk_on(device.type)) if kernels else ()
-    wanted = Wanted(attention, join, pack, races, widths, limit + GROWTH, captured)
+    wanted = Wanted(attention, join, pack, races, widths, limit + GROWTH, captured, on_layer)
     way = find_way(model, facts, wanted)
     if not on_gpu:
         if races is not None and not isinstance(way.forward, Transformer):
@@ -245,6 +249,7 @@ def _forwards(
                 join=wanted.join,
                 pack=wanted.pack,
                 races=wanted.races,
+                on_layer=wanted.on_layer,
             )
         except AttributeError as error:  # a layer lacks a part that the family has
             reasons.append(f"a trial step failed: {reason_of(error)}")

@@ -278,12 +278,29 @@ class ChatRequest(FileOptions, RankedOptions):
     The replies alone go to stdout there, and the first mistake ends it.
     """
 
+    max_new_tokens: int | None = length_option(
+        "Maximum number of new tokens in a reply; /set max-new-tokens off removes it.",
+        "-n",
+        default=2048,
+        least=1,
+    )
     message: str | None = prompt_option(
         "The first message.", metavar="MESSAGE", argument=True, lasting=False
     )
     resume: bool = prompt_option(
         "Go on with the newest conversation, and its model unless one is named.",
         "--continue",
+        default=False,
+        lasting=False,
+    )
+    load: str | None = prompt_option(
+        "Go on with another conversation: its number in --list, or the file of a saved one.",
+        metavar="NUMBER|FILE",
+        lasting=False,
+    )
+    list_chats: bool = prompt_option(
+        "List the conversations that are kept, the newest first, and end.",
+        "--list",
         default=False,
         lasting=False,
     )

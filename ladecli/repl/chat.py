@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import RenderableType
-from rich.table import Column, Table
 
 from ..decoder.errors import DeviceLostError, RankError
 from ..errors import LadeError, UsageError, counted, describe_error, one_line, printable
+from ..events import Piece
 from ..metrics import Tally
 from ..options.answer import ChatRequest
 from ..session import opening
@@ -27,8 +27,8 @@ from ..view import screen
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import SEPARATOR, remarks, together
-from .journal import Journal
+from ..visualize import SEPARATOR, legend, remarks, together
+from .journal import Journal, KeptChat
 from .reader import Reader, escape
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 
+TURNS, MOST_ROWS = 2, 24
+"""How much of an earlier conversation is shown: messages of the user, and rows of each message."""
+RAISE_LIMIT = 'the message "go on" asks for more, and /set max-new-tokens sets another limit'
+"""A hint for a reply that reached its limit."""
 KEPT_EVERY = 3.0
 """Seconds between two states of a running reply that are kept."""
 
@@ -81,6 +85,7 @@ class Chat:
         self.request = request  # the options, which `/set` changes
         self.terminal = terminal
         self.journal: Journal | None = None  # keeps the conversation, where that is wanted
+        self._explained = False  # whether the user knows what figures mean
         self._lost = False  # whether the user knows that the conversation is not kept
         self._conversation = Conversation(system=request.system)
         self.replies: list[Reply] = []  # all of them, the newest last
@@ -111,6 +116,11 @@ class Chat:
     def conversation(self, changed: Conversation) -> None:
         self._conversation = changed
         self.keep(changed)
+
+    @property
+    def own_file(self) -> Path | None:
+        """The file in which the conversation is kept; None if it is not."""
+        return self.journal.path if self.journal is not None else None
 
     def keep(self, conversation: Conversation) -> bool:
         """Keep a conversation for `--continue`, or say once why that fails; whether it is kept."""
@@ -146,6 +156,11 @@ class Chat:
         return self.replies[-1] if stands else None
 
     @property
+    def read_by_model(self) -> list[str]:
+        """The texts of the conversation that the model sees."""
+        return [message["content"] for message in self.conversation.for_template()]
+
+    @property
     def unsaved(self) -> bool:
         """Whether there are messages that the user has not saved."""
         # What a model no longer sees may have changed with the model.
@@ -158,17 +173,37 @@ class Chat:
             screen.line(self.console, line, "dim")
 
     def print_rows(self, rows: Iterable[Sequence[RenderableType]]) -> None:
-        """A table of up to three columns on stderr: names, values and remarks."""
-        names = Column(style="cyan", no_wrap=True)
-        table = Table.grid(names, Column(), Column(style="dim"), padding=(0, 2))
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
+        """Print a table on stderr; see `screen.print_rows`."""
+        screen.print_rows(self.console, rows)
 
     def show_new_notices(self) -> None:
         """Show lines of the session that came up since the last time."""
         for line in self.session.new_notices():
             self.note(f"({line})")
+
+    def recall(self, kept: KeptChat) -> None:
+        """Say which conversation goes on, and show its last two turns."""
+        messages = self.conversation.messages
+        self.note(f"going on after {counted(len(messages), 'message')} · {kept.where}")
+        if self.request.quiet or not self.reader.interactive:
+            return
+        questions = [n for n, message in enumerate(messages) if message.role == "user"]
+        for message in messages[questions[-TURNS] if len(questions) >= TURNS else 0 :]:
+            own = message.role == "user"
+            renderer = MarkdownRenderer(self.request.markdown and not own, False, False)
+            text = "> " + message.content.replace("\n", "\n  ") if own else message.content
+            rows, last = renderer.feed([Piece(text)], self.console.width)
+            rows.append(last)
+            if len(rows) > MOST_ROWS:
+                self.note(f"({len(rows) - MOST_ROWS} lines above)")
+            for row in rows[-MOST_ROWS:]:
+                self.console.print(row, soft_wrap=True, end=row.end)
+            if message.interrupted:
+                self.note("(stopped)")
+            if not own:
+                self.console.print()
+        if messages and messages[-1].role == "user":
+            self.note("this message has no answer: /regenerate gives one")
 
     def complain(self, error: BaseException) -> None:
         """The line of an error, on stderr."""
@@ -202,7 +237,9 @@ class Chat:
         seen = self._with_room(asked)
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
         tally = Tally(calibration=self.calibration)
-        reply = Reply(self.encode(seen), self.settings(), tally, drafts)
+        ids = self.encode(seen)
+        settings = opening.limited(self.request, self.settings(), self.session, ids)
+        reply = Reply(ids, settings, tally, drafts)
         # Else it has a reply, which is not lost before there is another one.
         if waits := seen.messages != self.conversation.messages[: len(seen.messages)]:
             self.keep(seen)
@@ -230,7 +267,9 @@ class Chat:
     def _show(self, reply: Reply, seen: Conversation) -> None:
         """Decode a reply, on the screen and into the file of --trace."""
         request, session, tally = self.request, self.session, reply.tally
-        renderer = MarkdownRenderer(request.markdown, request.token_colors, request.reasoning)
+        # On a pipe the replies stand alone.
+        reasoning = request.reasoning and sys.stdout.isatty()
+        renderer = MarkdownRenderer(request.markdown, request.token_colors, reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
         files = record.writers(request, session, reply.settings, reply.prompt, tally)
         self._renderer, views = renderer, together(tally, shown, *files)
@@ -252,12 +291,13 @@ class Chat:
         """
         tally = reply.tally
         self.show_new_notices()
-        lines = remarks(tally, self.session.decoder.max_context)
+        lines = remarks(tally, self.session.decoder.max_context, RAISE_LIMIT)
         failed = LadeError("; ".join(lines)) if tally.reason == "memory" else None
         for line in () if failed else lines:
             self.note(f"({line})")
         if self.shows_stats:
-            self.terminal.statistics(tally)
+            self.terminal.statistics(tally, self.request.token_colors)
+            self._explain(tally)
         if self.reader.interactive and not self.request.quiet:
             self.console.print()
         if failed:
@@ -266,6 +306,15 @@ class Chat:
             self.unsent = self.reader.take_back()  # it is not sent, and must not be lost
             if not self.reader.interactive:
                 raise KeyboardInterrupt
+
+    def _explain(self, tally: Tally) -> None:
+        """Print what figures mean, once."""
+        if self._explained or self.request.quiet or not (self.reader.interactive and tally.speedup):
+            return
+        self._explained = True
+        look = self.settings().lookahead
+        colours = self.request.token_colors
+        self.console.print(legend(look.sources, self.console.width, colours), soft_wrap=True)
 
     def _with_room(self, asked: Conversation) -> Conversation:
         """The conversation with room for a reply: the oldest messages may be forgotten for it.

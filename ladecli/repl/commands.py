@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 from typing import NamedTuple
@@ -18,11 +19,12 @@ from .. import files
 from ..decoder.config import SOURCES
 from ..errors import UsageError, counted, printable
 from ..metrics import total
-from ..session.conversation import Conversation, from_json
+from ..session.conversation import Conversation
 from ..specs import adapters
 from ..visualize import style_of
 from .chat import Chat
 from .compare import compare_again
+from .journal import KeptChat, kept_chats, saved
 from .reader import escape
 from .settings import LIVE, TUNED, change, find_live, find_option, in_effect, suggestion, values_of
 
@@ -36,11 +38,13 @@ NONE = "none"
 
 class Command(NamedTuple):
     """A slash command: its name without the slash, arguments as the help shows them, what it does
-    in a few words, and the function that takes the text after the name."""
+    in a few words, what else there is to know, and the function that takes the text after the
+    name."""
 
     name: str
     arguments: str
     help: str
+    details: str
     action: Action
 
     @property
@@ -57,11 +61,12 @@ ALIASES = {
 
 
 def command(usage: str) -> Callable[[Action], Action]:
-    """Put a function into the table; its docstring is the help."""
+    """Put a function into the table; its docstring is the help, and the details below it."""
     name, _, arguments = usage.removeprefix("/").partition(" ")
 
     def register(action: Action) -> Action:
-        COMMANDS[name] = Command(name, arguments, (action.__doc__ or "").rstrip("."), action)
+        help, _, details = inspect.cleandoc(action.__doc__ or "").partition("\n\n")
+        COMMANDS[name] = Command(name, arguments, help.rstrip("."), details, action)
         return action
 
     return register
@@ -201,9 +206,16 @@ def paste(chat: Chat, name: str) -> None:
 
 @command("/draft FILE")
 def draft(chat: Chat, name: str) -> None:
-    """Let replies repeat a text faster, unread by the model."""
-    added = chat.session.add_draft_text(files.read_text(name))
-    chat.note(f"drafts know {files.expanded(name).name} ({counted(added, 'token')})")
+    """Use a text for drafts only: the model does not read it.
+
+    Replies that repeat it, such as an edit of it, take fewer steps. What is in the chat already is
+    drafted from anyway.
+    """
+    text, title = files.read_text(name), files.expanded(name).name
+    added = chat.session.add_draft_text(text)
+    chat.note(f"drafts know {title} ({counted(added, 'token')})")
+    if any(text.strip() in message for message in (*chat.attached, *chat.read_by_model)):
+        chat.note(f"({title} is in this chat already: as a draft text it adds nothing)")
 
 
 @command("/reset")
@@ -238,23 +250,32 @@ def save(chat: Chat, name: str) -> None:
 
 @command("/load FILE")
 def load(chat: Chat, name: str) -> None:
-    """Go on with a saved conversation."""
-    try:
-        loaded = from_json(files.read_text(name))
-    except ValueError as error:
-        if files.expanded(name).suffix == ".md":
-            fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
-            raise UsageError(f"{name} is not a saved chat: {fix}") from None
-        raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
-    chat.check_template(loaded)
-    if chat.unsaved and chat.reader.interactive:
+    """Go on with a saved conversation, or one of /chats.
+
+    FILE is one of /save, or a number that /chats shows. The conversation until now stays in /chats.
+    """
+    other = saved(name, chat.own_file)
+    chat.check_template(other.conversation)
+    if chat.unsaved and chat.reader.interactive and not chat.keep(chat.conversation):
         count = counted(len(chat.conversation.messages), "message")
-        raise UsageError(
-            f"this chat has {count} that you have not saved; /save FILE or /reset first"
-        )
-    chat.conversation = chat.saved = loaded
-    chat.file, chat.page = files.expanded(name), None
-    chat.note(f"loaded {loaded.summary(LINE)}")
+        raise UsageError(f"this chat has {count} that are kept nowhere; /save FILE or /reset first")
+    if chat.journal is not None:
+        chat.journal.begin()
+    chat.conversation = chat.saved = other.conversation
+    chat.file, chat.page = (None if name.isdecimal() else files.expanded(name)), None
+    chat.recall(other)
+
+
+@command("/chats")
+def chats(chat: Chat, _: str) -> None:
+    """List the other conversations that are kept.
+
+    The newest is the first. /load takes the number, and so does lade chat --load.
+    """
+    others = kept_chats(chat.own_file)
+    if not others:
+        raise UsageError("no other conversation is kept")
+    chat.print_rows(rows_of(others))
 
 
 @command("/copy [FILE]")
@@ -278,6 +299,14 @@ def copy(chat: Chat, name: str) -> None:
     chat.note(f"{counted(len(text), 'character')} {where}")
 
 
+def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each kept chat: its number, what it began with, and where that was."""
+    for number, chat in enumerate(kept, start=1):
+        messages = chat.conversation.messages
+        about = f"{counted(len(messages), 'message')} · {chat.where}"
+        yield str(number), printable(shorten(messages[0].content, LINE)), printable(about)
+
+
 # Options.
 
 
@@ -290,7 +319,10 @@ def model(chat: Chat, name: str) -> None:
 
 @command("/set NAME VALUE")
 def set_option(chat: Chat, argument: str) -> None:
-    """Change an option, by the name of its flag."""
+    """Change an option, by the name of its flag.
+
+    "default" is the value without flags and config file; "off" switches off.
+    """
     argument = argument.removeprefix("parameter ").lstrip()  # which Ollama has before the name
     name, *value = re.split(r"[ =]", argument, maxsplit=1)  # NAME=VALUE does, too
     if not value or not value[0]:
@@ -301,22 +333,30 @@ def set_option(chat: Chat, argument: str) -> None:
     chat.show_new_notices()
     # Also the options that changed because of it.
     after = in_effect(chat)
-    _show(chat, (key for key in LIVE if key == name or after[key] != before[key]))
+    changed = (key for key in _in_use(chat, LIVE) if after[key] != before[key])
+    _show(chat, dict.fromkeys((name, *changed)))
 
 
 @command("/show [NAME]")
 def show(chat: Chat, name: str) -> None:
-    """Show options, and where their values come from."""
-    _show(chat, [find_option(name).name] if name else LIVE)
+    """Show options, and where their values come from.
+
+    Without a NAME, options of a lookahead window are left out if none runs.
+    """
+    _show(chat, [find_option(name).name] if name else _in_use(chat, LIVE))
 
 
 @command("/profile [NAME]")
 def profile(chat: Chat, name: str) -> None:
-    """Show the hardware profile, or take another."""
+    """Show the hardware profile, or take another.
+
+    A profile says how large a step pays on a machine: budget is the most tokens of a step, sources
+    are where drafts come from. lade tune measures one for this machine.
+    """
     if name:
         set_option(chat, f"profile {name}")
     else:
-        _show(chat, ("profile", *TUNED))
+        _show(chat, _in_use(chat, ("profile", *TUNED)))
 
 
 def _show(chat: Chat, names: Iterable[str]) -> None:
@@ -324,16 +364,34 @@ def _show(chat: Chat, names: Iterable[str]) -> None:
     chat.print_rows((name, *rows[name]) for name in names)
 
 
+def _in_use(chat: Chat, names: Iterable[str]) -> list[str]:
+    """The options among these that do something."""
+    settings = chat.settings()
+    window = settings.strategy == "lookahead" and "trajectory" in settings.lookahead.sources
+    return [name for name in names if window or name not in ("window", "ngram", "guesses")]
+
+
 # Figures.
 
 
 @command("/stats")
 def stats(chat: Chat, _: str) -> None:
-    """Figures of all replies of this model."""
+    """Figures of all replies of this model.
+
+    A step is one pass through the model; plain decoding has a token for each. "1.4× plain" is 1.4
+    times as fast as plain decoding, estimated if a ≈ stands before it.
+
+    Accepted are the tokens that a draft guessed right, by its source. context: copied from this
+    chat, or from a draft text. recycled: what the model itself expected after such tokens before.
+    trajectory: from the lookahead window.
+
+    The bars beside a reply are its last steps, by their tokens: the lowest is one, the highest
+    eight or more.
+    """
     if not chat.replies:
         raise UsageError("there are no figures yet; send a message first")
     tally = total([reply.tally for reply in chat.replies])
-    chat.terminal.statistics(tally)
+    chat.terminal.statistics(tally, chat.request.token_colors)
     limit, forgotten = chat.session.decoder.max_context, chat.conversation.forgotten
     parts = [
         f"replies: {len(chat.replies)}",
@@ -347,7 +405,15 @@ def stats(chat: Chat, _: str) -> None:
 
 @command("/compare")
 def compare(chat: Chat, _: str) -> None:
-    """Decode the last reply with drafts and without, and compare."""
+    """Decode the last reply with drafts and without, and compare.
+
+    Both take turns, up to five times in some seconds. The first row is the reply with drafts, the
+    second one plain decoding, which takes a step for each token: tok/s are tokens per second.
+
+    "1.40× as fast" is the median of the runs, and the two numbers after it are the slowest and the
+    fastest run. Below 1.00× drafts cost more than they gained. "same text" means that both gave the
+    same tokens.
+    """
     reply = chat.last_reply
     if reply is None or not reply.tally.tokens:
         raise UsageError("there is no reply to compare; send a message first")
@@ -365,11 +431,13 @@ def show_help(chat: Chat, name: str) -> None:
         if found is None:
             raise UsageError(f"there is no command /{name.lstrip('/')}; /help lists all")
         chat.console.print(f"{found.usage}: {found.help}.")
+        for part in found.details.split("\n\n") if found.details else ():
+            chat.note(" ".join(part.split()))
         if found.name in ("set", "show"):
             chat.note(f"Names: {', '.join(LIVE)}.")
-            chat.note('"default" is the value without flags and config file; "off" switches off.')
         return
-    sources = Text(" ").join(Text(source, style_of(source)) for source in SOURCES)
+    colours = chat.request.token_colors
+    sources = Text(" ").join(Text(name, style_of(name) if colours else "") for name in SOURCES)
     # All of it fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
         *((each.usage, each.help) for each in COMMANDS.values()),

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from platformdirs import user_state_path
 
@@ -62,24 +63,86 @@ class Journal:
         self._written, self._torn = conversation, False
 
 
-def newest() -> tuple[Conversation, str]:
-    """The newest conversation that was kept, and the model that it was held with.
+class KeptChat(NamedTuple):
+    """A conversation in a file."""
+
+    conversation: Conversation
+    model: str  # that it was held with last; "" if the file does not say
+    changed: float  # when that was, in seconds of the clock
+
+    @property
+    def where(self) -> str:
+        """The model and the time, for people."""
+        time_of_day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed))
+        return " · ".join(filter(None, (self.model, time_of_day)))
+
+
+def newest() -> KeptChat:
+    """Return the newest conversation that was kept.
 
     Raises:
         UsageError: there is none, or its file is damaged.
     """
     for path in reversed(kept_files()):
-        # A line that was cut short may end inside a character.
-        text = files.read_named(str(path), "chat").decode(errors="replace")
-        if "\n" not in text:
-            continue  # a full disk, or a kill, let no whole line in
         try:
-            found, model = from_json(text), model_of(text)
+            chat = _read(path)
         except ValueError as error:
             raise UsageError(f"{path} is not a saved chat ({error}); move it elsewhere") from None
-        if found.messages:
-            return found, model
+        if chat is not None:
+            return chat
     raise UsageError("there is no conversation to continue; leave --continue out")
+
+
+def kept_chats(own: Path | None = None) -> list[KeptChat]:
+    """Return the conversations that were kept, the newest first; without one that another began
+    with, without damaged files, and without the one in the file `own`."""
+    chats: dict[Path, KeptChat] = {}
+    for path in reversed(kept_files()):
+        with contextlib.suppress(ValueError):
+            chat = _read(path)
+            if chat is not None and not any(_begins(chat, other) for other in chats.values()):
+                chats[path] = chat
+    return [chat for path, chat in chats.items() if path != own]
+
+
+def _begins(chat: KeptChat, other: KeptChat) -> bool:
+    messages = chat.conversation.messages
+    return other.conversation.messages[: len(messages)] == messages
+
+
+def _read(path: Path) -> KeptChat | None:
+    """Return the conversation in a file, or None if no whole message was written to it; ValueError
+    if it is damaged."""
+    # A line that was cut short may end inside a character.
+    text = files.read_named(str(path), "chat").decode(errors="replace")
+    if "\n" not in text:
+        return None  # a full disk, or a kill, let no whole line in
+    chat = KeptChat(from_json(text), model_of(text), path.stat().st_mtime)
+    return chat if chat.conversation.messages else None
+
+
+def saved(name: str, own: Path | None = None) -> KeptChat:
+    """Return a conversation by its number among the `kept_chats`, or by the file it was saved to.
+
+    Raises:
+        UsageError: there is none; the message names the fix.
+    """
+    if name.isdecimal():
+        chats = kept_chats(own)
+        if not 0 < int(name) <= len(chats):
+            raise UsageError(
+                f"there is no kept chat {name}, but {len(chats)}; /chats and lade chat --list show"
+                " them"
+            )
+        return chats[int(name) - 1]
+    path, text = files.expanded(name), files.read_text(name)
+    try:
+        return KeptChat(from_json(text), model_of(text), path.stat().st_mtime)
+    except ValueError as error:
+        if path.suffix == ".md":
+            fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
+            raise UsageError(f"{name} is not a saved chat: {fix}") from None
+        raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
 
 
 def kept_files() -> list[Path]:

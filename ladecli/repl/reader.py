@@ -14,6 +14,7 @@ from typing import TextIO
 
 from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import Completer
 from prompt_toolkit.cursor_shapes import ModalCursorShapeConfig
@@ -24,6 +25,7 @@ from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout import Dimension
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len
@@ -38,6 +40,8 @@ LEAVE = ("exit", "quit")
 """Words that end a chat when they are all of a message."""
 TOGGLE_KEY = "c-t"
 INDENT = "    "
+SAID_ROWS = 6
+"""Rows of the screen that no input takes: the bar, and some of what stands above it."""
 
 
 def quotes_open(text: str) -> bool:
@@ -181,23 +185,23 @@ class TerminalReader(Reader):
                 {
                     "prompt": "bold ansicyan",
                     "bottom-toolbar": "noreverse ansibrightblack",
-                    "hint": "ansibrightblack",
                 }
             ),
         )
+        for window in self._session.layout.find_all_windows():
+            if window.content is self._session.layout.current_control:
+                window.height = self._height
 
     def read(self, unsent: str = "") -> str:
-        """The next message; Enter sends it, and one not sent yet stands in the input, if it fits
-        there."""
+        """Return the next message; Enter sends it, and one not sent yet stands in the input."""
         self._trouble = ""
-        size, hint = self._output.get_size(), ""
-        if sum(1 + len(line) // size.columns for line in unsent.split("\n")) > size.rows // 2:
-            # It would push what was said of it off the screen.
-            history = self._session.history
-            if history.get_strings()[-1:] != [unsent]:
-                history.append_string(unsent)
-            unsent, hint = "", "the arrow up brings the message back"
-        return unquote(self._session.prompt(default=unsent, placeholder=[("class:hint", hint)]))
+        return unquote(self._session.prompt(default=unsent))
+
+    def _height(self) -> Dimension:
+        """The rows of the input: while a message is edited, what was said of it stays in sight."""
+        if get_app().is_done:
+            return Dimension()
+        return Dimension(max=max(self._output.get_size().rows - SAID_ROWS, 1))
 
     def take_back(self) -> str:
         """See `Reader`; without keys that write no text."""

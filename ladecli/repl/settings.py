@@ -56,9 +56,10 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
     value: Any
     if word == "off" and option.name in _MODEL_DEFAULTS:  # whatever the model's own value is
         value = getattr(SamplingConfig(), option.key)
-    elif word == "default" or (option.kind is not bool and word in ("none", "off")):
+    elif word == "default":
         value = option.default
-        del origins[option.key]
+    elif option.kind is not bool and not option.choices and word in ("none", "off"):
+        value = None
     elif option.kind is list:  # quotes keep blanks, and a line cannot hold a break
         value = [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
         if option.key == "template_arg":  # one variable of the template after the other
@@ -71,6 +72,8 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         except ValidationError:
             kind = _KINDS[option.kind]
             raise UsageError(f"{option.name} must be {kind}, not {text!r}") from None
+    if word == "default" or value is option.default is None:
+        del origins[option.key]
     changed = replace(request, **{option.key: value}, origins=origins)
     changed.check()
     return changed

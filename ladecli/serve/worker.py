@@ -344,13 +344,7 @@ def _totals(tally: Tally, settings: Settings) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": tally.cached},
     }
     figures = {
-        "steps": tally.steps,
-        "tokens_per_step": tally.tokens_per_step,
-        "tokens_per_second": tally.tokens_per_second,
-        "accepted": dict(sorted(tally.accepted.items())),
-        "speedup": tally.speedup or None,
-        "speedup_from": tally.speedup_from,
-        "seconds": {"prefill": tally.prefill_seconds, "decode": tally.decode_seconds},
+        **tally.as_json(),
         "seed": None if settings.sampling.greedy else settings.sampling.seed,
     }
     return {"usage": usage, "lade": figures}

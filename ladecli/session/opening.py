@@ -6,7 +6,8 @@ import contextlib
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -52,10 +53,13 @@ def open_session(
     Raises:
         LadeError, DecoderError: the model cannot be loaded or decoded; the message says why.
     """
+    began = time.perf_counter()
     with terminal.progress(f"starting {options.name}"):
         check(options, template)
         _import_libraries()
-    return _plan(options, drafts or DraftOptions(), terminal, bars=bars)(None)
+    session = _plan(options, drafts or DraftOptions(), terminal, bars=bars)(None)
+    session.load_seconds = time.perf_counter() - began
+    return session
 
 
 @contextlib.contextmanager
@@ -71,6 +75,7 @@ def open_with_ranks(request: RankedOptions, terminal: Terminal) -> Iterator[Sess
     from . import parallel
 
     with contextlib.ExitStack() as stack:
+        began = time.perf_counter()
         with terminal.progress(f"starting {request.name}"):
             check(request, request)
             notices = parallel.check_number(request, place)
@@ -82,7 +87,9 @@ def open_with_ranks(request: RankedOptions, terminal: Terminal) -> Iterator[Sess
         terminal.say(*notices)
         with terminal.progress("starting the other ranks"):
             parallel.connect(ranks, own)
-        yield load(ranks)
+        session = load(ranks)
+        session.load_seconds = time.perf_counter() - began
+        yield session
 
 
 def plan_rank(
@@ -125,14 +132,18 @@ def _plan(
         if ranks:
             from . import parallel
         began = time.perf_counter()
-        with _spinner(terminal, planned.parts.base):
+        with _spinner(terminal, planned.parts.base) as say:
             setup = decide(options, drafts, planned, ranks, local_size or 1)
             loaded = models.load(planned, need=setup.need, progress=bars)
             if ranks:
                 parallel.compare_loaded(loaded, ranks)
-            session = Session(loaded, setup)
+            session = Session(
+                *(loaded, setup),
+                on_layer=lambda done, layers: say(f"preparing the weights: {done}/{layers} layers"),
+            )
             if drafts.strategy == "lookahead":
                 longer = min(bigrams.SHARE * (time.perf_counter() - began), bigrams.MOST)
+                say("preparing drafts")
                 # Several ranks would all have to ask the same.
                 session.know(bigrams.bigrams_of(session, 0.0 if ranks else longer))
         terminal.say(*session.notices)
@@ -178,13 +189,29 @@ def _import_libraries() -> None:
         gc.freeze()  # modules stay: the garbage collector need not look at them again
 
 
-def _spinner(terminal: Terminal, name: str) -> contextlib.AbstractContextManager[object]:
+def _spinner(
+    terminal: Terminal, name: str
+) -> contextlib.AbstractContextManager[Callable[[str], None]]:
     """A spinner; but a download shows bars of its own, which that would spoil."""
     from ..specs import hub
 
     source = hub.resolve(name)
     local = Path(source).exists() or hub.folder_of(source) is not None
-    return terminal.progress(f"loading {name}") if local else contextlib.nullcontext()
+    if not local:
+        return contextlib.nullcontext(lambda _stage: None)
+    return terminal.progress(f"loading {name}")
+
+
+def limited(
+    request: AnswerOptions, settings: Settings, session: Session, prompt: Sequence[int]
+) -> Settings:
+    """Return how to answer a prompt: unless the user set a limit of new tokens, the model's own
+    holds if it is lower than the default."""
+    own = session.loaded.defaults.length_limit(len(prompt))
+    if own is None or "max_new_tokens" in request.origins:
+        return settings
+    limits = (limit for limit in (settings.max_new_tokens, own) if limit is not None)
+    return replace(settings, max_new_tokens=min(limits))
 
 
 def settings_of(

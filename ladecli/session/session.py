@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -51,13 +51,23 @@ class Session:
     Args:
         loaded: model and tokenizer.
         setup: how it is decoded.
+        on_layer: called with the number of layers whose weights are prepared, and that of all.
+
+    Attributes:
+        load_seconds: the time from the start of opening until it was ready; 0 if nobody took it.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
     """
 
-    def __init__(self, loaded: LoadedModel, setup: Setup | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        setup: Setup | None = None,
+        on_layer: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.loaded = loaded
+        self.load_seconds = 0.0
         self.setup = setup = setup or Setup()
         raced = None
         if setup.raced is not None:  # other forms would round otherwise
@@ -72,6 +82,7 @@ class Session:
             kernels=setup.kernels,
             pack=setup.store_twice,
             races=raced,
+            on_layer=on_layer,
         )
         # What products of more rows take on a CPU, see `Races.spread`.
         self._products = raced.spread() if raced is not None else {}
@@ -285,7 +296,7 @@ class Session:
         cancelled: Callable[[], bool] = lambda: False,
         *,
         detailed: bool = False,
-    ) -> Iterator[TextEvent]:
+    ) -> Generator[TextEvent]:
         """Decode an answer as text events; closing the iterator stops within a step.
 
         With other ranks, an answer that is still under way ends when another one is asked for.

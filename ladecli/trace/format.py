@@ -176,7 +176,8 @@ class TraceWriter:
 
     def _write_line(self, line: TextEvent | Spellings) -> None:
         values = asdict(line)
-        for name in ("times", "logprobs"):  # of this run alone, and what no trace asks for
+        # Of this run alone, and what no trace asks for.
+        for name in ("times", "logprobs", "figures"):
             values.pop(name, None)
         for holder in (values, *values.get("pieces", ())):
             if not holder.get("reasoning", True):

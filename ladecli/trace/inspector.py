@@ -80,9 +80,11 @@ class StepView:
         header, sizes = self.trace.header, {"W": "window", "N": "ngram", "G": "guesses"}
         about = [header.model, str(header.settings.get("strategy", ""))]
         if header.settings.get("window"):
-            about.append(" ".join(f"{k}={header.settings.get(name)}" for k, name in sizes.items()))
             sources = header.settings.get("sources")
-            about.append("+".join(map(str, sources)) if isinstance(sources, list) else "")
+            sources = sources if isinstance(sources, list) else []
+            if "trajectory" in sources:  # else no window runs
+                about.append(" ".join(f"{k}={header.settings.get(n)}" for k, n in sizes.items()))
+            about.append("+".join(map(str, sources)))
         # On one line, and without control characters.
         words = visible(" · ".join(filter(None, about))).replace("␣", " ")
         line = _line(f" step {self.number} of {len(self.trace.steps)} ", "reverse bold")

@@ -94,7 +94,8 @@ class LiveView:
         self._region = []
         if not self._finished:
             # One cell less, or it could take two rows by itself.
-            status = status_line(self._tally, width - 1, self._max_context)
+            colours = self._renderer.colours
+            status = status_line(self._tally, width - 1, self._max_context, colours)
             self._region = [unfinished.plain, status.plain]
             frame.append_text(unfinished).append("\n").append_text(status)
         with self._console as console:
@@ -108,8 +109,7 @@ def reply_view(
 ) -> View:
     """The live view, or a plain writer where stdout cannot be drawn on; arguments as for those."""
     if terminal.quiet or not sys.stdout.isatty() or is_dumb():
-        # On a pipe the replies stand alone.
-        return terminal.writer(renderer.colours, renderer.reasoning and sys.stdout.isatty())
+        return terminal.writer(renderer.colours, renderer.reasoning)
     # "never" takes the colours away, and must not take the cursor's movements with them.
     console = terminal.console(sys.stdout, is_terminal=True)
     return LiveView(console, tally, renderer, max_context=max_context)

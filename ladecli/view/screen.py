@@ -5,12 +5,13 @@ Colours are another matter: a pipe has them where the user wants them, and no wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
+from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -100,6 +101,15 @@ def show(part: RenderableType, console: Console) -> None:
         row = Text.assemble(*((each.text, each.style or "") for each in segments))
         row.rstrip()
         console.print(row, soft_wrap=True)
+
+
+def print_rows(console: Console, rows: Iterable[Sequence[RenderableType]]) -> None:
+    """Print a table of up to three columns without a head: names, values and remarks."""
+    names = RichColumn(style="cyan", no_wrap=True)
+    grid = RichTable.grid(names, RichColumn(), RichColumn(style="dim"), padding=(0, 2))
+    for row in rows:
+        grid.add_row(*row)
+    show(grid, console)
 
 
 def print_table(table: Table, console: Console) -> set[str]:

@@ -86,24 +86,34 @@ class Terminal:
             for line in lines:
                 print(f"lade: {one_line(line)}", file=sys.stderr)
 
-    def statistics(self, tally: Tally) -> None:
-        """The line about an answer, on stderr; as wide as the screen, if there is one."""
+    def statistics(self, tally: Tally, colours: bool = True) -> None:
+        """Print the line about an answer, if that has tokens, on stderr; as wide as the screen, if
+        there is one.  Sources have their colours with `colours`."""
         from ..visualize import statistics_line
 
+        if not tally.tokens:
+            return
         console = self.console(sys.stderr)
         width = console.width if console.is_terminal else sys.maxsize
-        console.print(statistics_line(tally, width), soft_wrap=True)
+        console.print(statistics_line(tally, width, colours), soft_wrap=True)
 
     @contextlib.contextmanager
-    def progress(self, what: str) -> Iterator[None]:
-        """A spinner on stderr, if that is a terminal, while something takes long."""
+    def progress(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A spinner on stderr, if that is a terminal, while something takes long.
+
+        Yields:
+            A function that takes the stage which has begun, in some words.
+        """
         if self.quiet or not sys.stderr.isatty():
-            yield
+            yield lambda _stage: None
             return
         from rich.text import Text
 
-        with self.console(sys.stderr).status(Text(f"{one_line(what)} …")):
-            yield
+        def row(text: str) -> Text:
+            return Text(one_line(text), no_wrap=True, overflow="ellipsis")
+
+        with self.console(sys.stderr).status(row(f"{what} …")) as spinner:
+            yield lambda stage: spinner.update(row(f"{what}: {stage}"))
 
     @contextlib.contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:

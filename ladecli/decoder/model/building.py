@@ -31,11 +31,23 @@ def can_run(model: Any) -> bool:
     return ours and len(devices) == 1 and not hooked and not split
 
 
-def make_layers(make: Callable[[int, Any], Layer], layers: Any, at_once: int) -> list[Layer]:
-    """Layers of ours, several at once: to pack a weight takes ten times as long as to read it."""
-    first = make(0, layers[0])  # by it forms are raced, without neighbours
+def make_layers(
+    make: Callable[[int, Any], Layer],
+    layers: Any,
+    at_once: int,
+    on_layer: Callable[[int, int], None] | None = None,
+) -> list[Layer]:
+    """Layers of ours, several at once: to pack a weight takes ten times as long as to read it.
+
+    `on_layer` is called with the number of layers that are made, and that of all.
+    """
+    made = [make(0, layers[0])]  # by it forms are raced, without neighbours
     with ThreadPoolExecutor(min(torch.get_num_threads(), at_once)) as pool:
-        return [first, *pool.map(make, range(1, len(layers)), layers[1:])]
+        for layer in pool.map(make, range(1, len(layers)), layers[1:]):
+            made.append(layer)
+            if on_layer is not None:
+                on_layer(len(made), len(layers))
+    return made
 
 
 def layer_of(

@@ -301,7 +301,7 @@ def possible(weight: Tensor) -> list[str]:
     forms = forms_of(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
-        numbers = weight.reshape(-1).split(CHECKED_AT_ONCE)
+        numbers = torch.split(weight.reshape(-1), CHECKED_AT_ONCE)
         parts = (part.float() / unit for part in numbers)
         # Nothing is held of what is not finite.
         if not all((part.half().float() - part).abs().max() <= LOST for part in parts):

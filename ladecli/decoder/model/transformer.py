@@ -8,7 +8,7 @@ are those of the loaded model; activations have no batch dimension.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ class Transformer:
         join: whether weights may be joined; see `weights.project`.
         pack: whether weights on a CPU may be held twice.
         races: which forms of weights are fastest on a CPU.
+        on_layer: called with the number of layers that are made, and that of all.
 
     Attributes:
         ops: what computes the operations between products.
@@ -58,6 +59,7 @@ class Transformer:
         join: bool = True,
         pack: bool = True,
         races: Races | None = None,
+        on_layer: Callable[[int, int], None] | None = None,
     ) -> None:
         text = model.config.get_text_config(decoder=True)
         family = FAMILIES[text.model_type]
@@ -85,7 +87,8 @@ class Transformer:
             body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)
         )
         make = partial(layer_of, text, family, self.rotary.kinds, projection, norm)
-        self.layers = make_layers(make, body.layers, at_once=MOST_PACKED if on_cpu and pack else 1)
+        at_once = MOST_PACKED if on_cpu and pack else 1
+        self.layers = make_layers(make, body.layers, at_once, on_layer)
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]
