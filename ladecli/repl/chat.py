@@ -27,7 +27,7 @@ from ..view import screen
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import SEPARATOR, legend, remarks, together
+from ..visualize import RAISE_LIMIT, SEPARATOR, legend, remarks, together
 from .journal import Journal, KeptChat
 from .reader import Reader, escape
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 TURNS, MOST_ROWS = 2, 24
 """How much of an earlier conversation is shown: messages of the user, and rows of each message."""
-RAISE_LIMIT = 'the message "go on" asks for more, and /set max-new-tokens sets another limit'
-"""A hint for a reply that reached its limit."""
+GO_ON = 'the message "go on" asks for more, and /set max-new-tokens sets another limit'
+"""A hint for a reply that reached the default limit."""
 KEPT_EVERY = 3.0
 """Seconds between two states of a running reply that are kept."""
 
@@ -291,7 +291,8 @@ class Chat:
         """
         tally = reply.tally
         self.show_new_notices()
-        lines = remarks(tally, self.session.decoder.max_context, RAISE_LIMIT)
+        limit = RAISE_LIMIT if "max_new_tokens" in self.request.origins else GO_ON
+        lines = remarks(tally, self.session.decoder.max_context, limit)
         failed = LadeError("; ".join(lines)) if tally.reason == "memory" else None
         for line in () if failed else lines:
             self.note(f"({line})")

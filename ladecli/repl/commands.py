@@ -273,9 +273,9 @@ def chats(chat: Chat, _: str) -> None:
     The newest is the first. /load takes the number, and so does lade chat --load.
     """
     others = kept_chats(chat.own_file)
-    if not others:
-        raise UsageError("no other conversation is kept")
     chat.print_rows(rows_of(others))
+    if not others:
+        chat.note("no other conversation is kept")
 
 
 @command("/copy [FILE]")
@@ -441,9 +441,8 @@ def show_help(chat: Chat, name: str) -> None:
     # All of it fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
         *((each.usage, each.help) for each in COMMANDS.values()),
-        ("Enter, Alt-Enter", 'send; a new line (or several between """ and """)'),
-        ("Ctrl-C", "stop the reply, and keep it; Ctrl-X Ctrl-E edits in $EDITOR"),
-        ("Ctrl-T", Text("token colors on or off: ").append_text(sources)),
+        ("Alt-Enter", 'new line (or """ around lines); Ctrl-X Ctrl-E: $EDITOR'),
+        ("Ctrl-C, Ctrl-T", Text("stop the reply; token colors: ").append_text(sources)),
     ]
     chat.print_rows(rows)
 

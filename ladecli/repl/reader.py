@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -25,7 +26,7 @@ from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.keys import Keys
-from prompt_toolkit.layout import Dimension
+from prompt_toolkit.layout.dimension import AnyDimension, Dimension, to_dimension
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len
@@ -190,18 +191,22 @@ class TerminalReader(Reader):
         )
         for window in self._session.layout.find_all_windows():
             if window.content is self._session.layout.current_control:
-                window.height = self._height
+                window.height = partial(self._height, window.height)
 
     def read(self, unsent: str = "") -> str:
         """Return the next message; Enter sends it, and one not sent yet stands in the input."""
         self._trouble = ""
-        return unquote(self._session.prompt(default=unsent))
+        # After a last line break only an empty line of a long text would be in sight.
+        return unquote(self._session.prompt(default=unsent.rstrip("\n")))
 
-    def _height(self) -> Dimension:
-        """The rows of the input: while a message is edited, what was said of it stays in sight."""
+    def _height(self, usual: AnyDimension) -> Dimension:
+        """Return the rows of the input: what was said of a message stays in sight while that is
+        edited.  `usual` has room for a menu."""
+        rows = to_dimension(usual)
         if get_app().is_done:
-            return Dimension()
-        return Dimension(max=max(self._output.get_size().rows - SAID_ROWS, 1))
+            return rows
+        most = max(self._output.get_size().rows - SAID_ROWS, 1)
+        return Dimension(min=min(rows.min, most), max=most)
 
     def take_back(self) -> str:
         """See `Reader`; without keys that write no text."""
