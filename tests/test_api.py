@@ -41,6 +41,9 @@ def test_three_lines(demo: Model) -> None:
         if isinstance(event, ladecli.TextStep):
             pieces += [piece.text for piece in event.pieces]
         elif isinstance(event, ladecli.Ended):
+            assert event.figures is not None
+            assert event.figures["steps"] > 0
+            assert event.figures["seconds"].keys() == {"prefill", "decode"}
             pieces.append(event.rest)
             assert event.reason in ("length", "eos")
     assert "".join(pieces) == text

@@ -209,6 +209,7 @@ def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
     }  # fmt: skip
     assert answer["seed"] is None
+    assert 0 < answer["seconds"]["load"] < 60
     plain = ("generate", model_folder, "-p", "the cat", "-n", "3", "--ignore-eos", "--json")
     assert lade(*plain, "--strategy", "autoregressive").json()["decode"]["step_width"] == 1.0
 
@@ -400,9 +401,13 @@ def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) ->
     command = ["generate", "-p", "What is the pool?", "-n", "40", "--json"]
     without = lade(*command).json()
     known.write_text(without["text"])
-    answer = lade(*command, "--draft-text", str(known)).json()
+    result = lade(*command, "--draft-text", str(known))
+    assert "adds nothing" not in result.err
+    answer = result.json()
     assert answer["token_ids"] == without["token_ids"]
     assert answer["decode"]["steps"] < without["decode"]["steps"] / 2
+    known.write_text("is the pool?\n")
+    assert "known.txt adds nothing" in lade(*command, "--draft-text", str(known)).err
     # A pool file has it once, however often both are given.
     pool = tmp_path / "drafts.pool"
     known.write_text(without["text"] * 30)

@@ -17,6 +17,7 @@ from ladecli.metrics import Tally, total
 from ladecli.visualize import (
     SOURCE_STYLES,
     Writer,
+    legend,
     remarks,
     statistics_line,
     status_line,
@@ -275,6 +276,33 @@ def test_sources_can_be_told_apart(who: str) -> None:
     luminance = linear[:-1] @ TO_XYZ[1]
     assert (luminance.min() + 0.05) / 0.05 > 3, "legible on black"
     assert (luminance.max() + 0.05) / 0.05 < 21 / 3, "legible on white"
+
+
+def test_an_answer_without_a_gain_says_so() -> None:
+    plain = tally_of([step(("x", None)), *[step(("x", None), width=1)] * 20])
+    assert statistics_line(plain, 120).plain.endswith("1.0× plain, no gain")
+    assert "no gain" not in statistics_line(tally_of(priced(ANSWER, cost=2.0)), 120).plain
+
+
+def test_names_of_sources_have_the_colours_of_tokens_or_none() -> None:
+    tally = tally_of(DRAFTED)
+    for colours in (True, False):
+        texts = [
+            statistics_line(tally, 120, colours),
+            status_line(tally, 120, 2048, colours),
+            legend(tally.accepted, 120, colours),
+        ]
+        styles = {str(span.style) for text in texts for span in text.spans}
+        assert any(SOURCE_STYLES["context"] in style for style in styles) == colours
+    assert "context" not in status_line(tally, 120, 2048, colours=False).plain
+    for width in (80, 40, 20):
+        lines = legend(SOURCE_STYLES, width).plain.split("\n")
+        assert all(len(line) <= max(width, 36) for line in lines)
+
+
+def test_an_answer_that_was_not_begun() -> None:
+    tally = tally_of([*READING, Ended("interrupted")])
+    assert remarks(tally, 9) == ["interrupted while reading the prompt"]
 
 
 def test_an_empty_answer_is_told() -> None:

@@ -315,7 +315,7 @@ class Chat:
         self._explained = True
         look = self.settings().lookahead
         colours = self.request.token_colors
-        self.console.print(legend(look.sources, self.console.width, colours), soft_wrap=True)
+        self.console.print(legend(look.sources, self.console.width, colours))
 
     def _with_room(self, asked: Conversation) -> Conversation:
         """The conversation with room for a reply: the oldest messages may be forgotten for it.

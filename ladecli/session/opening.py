@@ -137,10 +137,13 @@ def _plan(
             loaded = models.load(planned, need=setup.need, progress=bars)
             if ranks:
                 parallel.compare_loaded(loaded, ranks)
-            session = Session(
-                *(loaded, setup),
-                on_layer=lambda done, layers: say(f"preparing the weights: {done}/{layers} layers"),
-            )
+            say("preparing the weights")
+
+            def on_layer(done: int, layers: int) -> None:
+                share = f"{100 * done // layers} %" if done < layers else "the head, and a trial"
+                say(f"preparing the weights: {share}")
+
+            session = Session(loaded, setup, on_layer)
             if drafts.strategy == "lookahead":
                 longer = min(bigrams.SHARE * (time.perf_counter() - began), bigrams.MOST)
                 say("preparing drafts")

@@ -95,7 +95,7 @@ class Terminal:
             return
         console = self.console(sys.stderr)
         width = console.width if console.is_terminal else sys.maxsize
-        console.print(statistics_line(tally, width, colours), soft_wrap=True)
+        console.print(statistics_line(tally, width, colours), soft_wrap=not console.is_terminal)
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
