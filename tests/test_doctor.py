@@ -223,6 +223,7 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     assert origin.startswith("profile t4, derived: ")
     assert origin.endswith("; budget from LADE_BUDGET; sources from flag --sources")
     assert "300 tokens of context fit" in found["memory"][0]["value"]
+    assert "in a chat" in found["memory use"][0]["value"]
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,12 @@ from . import cli
 if TYPE_CHECKING:
     from ..models import PlannedModel
     from ..session.setup import Setup
+    from ..specs.memory import Need
 
 SCHEMA = 2
 """Version of what --json prints."""
+_PROGRAM = 0.5e9
+"""Bytes that Python takes with torch and transformers, before any model."""
 _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
 PARTS = (
@@ -286,7 +289,10 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     yield from _facts(request, planned)
     yield from _ends(request, planned)
     decode_setup.check_device(request, planned.device, planned.part, split=False)
-    yield from _setup(request, decode_setup.decide(request, request, planned))
+    setup = decode_setup.decide(request, request, planned)
+    yield from _setup(request, setup)
+    if setup.need is not None and planned.device.kind == "cpu":
+        yield Finding("memory use", _memory_use(planned, setup.need))
 
 
 def _facts(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
@@ -357,6 +363,21 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     elif request.max_context is not None:
         value = f"the model and {setup.context} tokens of context fit"
     yield Finding("memory", value, level)
+
+
+def _memory_use(planned: PlannedModel, need: Need) -> str:
+    """Say what a model on a CPU takes of memory: while it opens, and in a chat."""
+    folder = hub.folder_of(planned.source, planned.options.revision)
+    files = model_files.weight_files(folder) if folder is not None else []
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    copy = 0.0  # what is in memory beside the weights while they are made
+    if "gguf_file" in planned.hub_options:
+        copy = need.weights
+    elif size < 0.9 * need.weights:  # they are converted
+        copy = size
+    sizes = need.weights + copy, need.weights, need.total
+    opening, chat, full = (format_bytes(each + _PROGRAM) for each in sizes)
+    return f"about {opening} while it opens, {chat} in a chat, and {full} with a full context"
 
 
 CHECKS: tuple[tuple[Any, ...], ...] = (
