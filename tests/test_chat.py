@@ -437,7 +437,7 @@ SETTINGS = (
     ("/SET strategy jacobi", "strategy  jacobi"),
     ("/profile a100", "profile  a100"),
 )
-TAKEN_BACK = ("max-new-tokens  2048", "stop  none", "stats")
+TAKEN_BACK = ("max-new-tokens  2048", "stats")
 
 
 def test_settings(talk: Lade) -> None:

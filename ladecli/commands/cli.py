@@ -21,7 +21,7 @@ from typer.exceptions import TyperException
 from .. import __version__
 from ..decoder.errors import ConfigError, Error, PromptError
 from ..decoder.quiet import LOG, quiet
-from ..errors import INTERRUPTED, LadeError, UsageError, describe_error, one_line
+from ..errors import INTERRUPTED, LadeError, UsageError, describe_error
 from ..options import COMMANDS, request_of
 from ..options.declare import CONFIG_FILE, PREFIX, Option, Options, options_of
 from ..session.place import read_torchrun
@@ -305,8 +305,10 @@ def _failed(message: str, code: int) -> int:
     # One rank reports for all, and a call without arguments has no message.
     place = read_torchrun()
     if message and (place is None or place.rank == 0):
+        from ..view.terminal import tell
+
         # File names and templates occur in messages, and must not drive the terminal.
-        print(f"lade: {one_line(message)}", file=sys.stderr)
+        tell(message)
     return code
 
 

@@ -23,6 +23,10 @@ _sample = partial(option, "Sampling")
 _serve = partial(option, "Serving")
 
 
+REPLY_TOKENS = 2048
+"""New tokens after which a reply in a chat ends: some models repeat themselves without end."""
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateChoice:
     """Which chat template puts a conversation into words."""
@@ -279,9 +283,9 @@ class ChatRequest(FileOptions, RankedOptions):
     """
 
     max_new_tokens: int | None = length_option(
-        "Maximum number of new tokens in a reply; /set max-new-tokens off removes it.",
+        f"Maximum number of new tokens in a reply; default: {REPLY_TOKENS}, and none after"
+        " /set max-new-tokens off.",
         "-n",
-        default=2048,
         least=1,
     )
     message: str | None = prompt_option(

@@ -17,7 +17,7 @@ from ..decoder.errors import DeviceLostError, RankError
 from ..errors import LadeError, UsageError, counted, describe_error, one_line, printable
 from ..events import Piece
 from ..metrics import Tally
-from ..options.answer import ChatRequest
+from ..options.answer import REPLY_TOKENS, ChatRequest
 from ..session import opening
 from ..session.conversation import Conversation, Message
 from ..session.setup import choose_profile
@@ -346,7 +346,10 @@ class Chat:
     def settings(self) -> Settings:
         """How the next reply is decoded."""
         sampling, template = self.session.loaded.defaults.sampling, self.request.template(True)
-        return opening.settings_of(self.request, self.choice, sampling, template)
+        settings = opening.settings_of(self.request, self.choice, sampling, template)
+        if "max_new_tokens" not in self.request.origins:
+            settings = replace(settings, max_new_tokens=REPLY_TOKENS)
+        return settings
 
     def change(self, request: ChatRequest) -> None:
         """Use other options from now on.

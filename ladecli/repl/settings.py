@@ -72,7 +72,7 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         except ValidationError:
             kind = _KINDS[option.kind]
             raise UsageError(f"{option.name} must be {kind}, not {text!r}") from None
-    if word == "default" or value is option.default is None:
+    if word == "default":
         del origins[option.key]
     changed = replace(request, **{option.key: value}, origins=origins)
     changed.check()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,15 @@ DRAWN_EVERY = 0.1
 def is_dumb() -> bool:
     """Whether the terminal, if there is one, can neither draw nor edit."""
     return os.name == "posix" and os.environ.get("TERM", "") in ("", "dumb", "unknown")
+
+
+def tell(message: str) -> None:
+    """Print a line for the user on stderr; a screen breaks it between words."""
+    line = f"lade: {one_line(message)}"
+    with contextlib.suppress(OSError, ValueError):  # it is no screen
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ class Terminal:
         """Notices on stderr."""
         if not self.quiet:
             for line in lines:
-                print(f"lade: {one_line(line)}", file=sys.stderr)
+                tell(line)
 
     def statistics(self, tally: Tally, colours: bool = True) -> None:
         """Print the line about an answer, if that has tokens, on stderr; as wide as the screen, if
