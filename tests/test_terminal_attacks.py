@@ -72,7 +72,7 @@ def test_a_chat(model: str, tmp_path: Path) -> None:
         terminal.wait("tokens fed per step")
         terminal.enter("/reset")
         terminal.enter(f"/load {tmp_path / 'chat'}")
-        terminal.wait("loaded")
+        terminal.wait("going on after")
         terminal.enter("/undo")
         terminal.wait("taken back")
         terminal.enter("/exit")
