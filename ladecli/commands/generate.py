@@ -51,7 +51,9 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
-        read = ["\n".join((*row.turns, *(m.content for m in row.start.messages))) for row in rows]
+        read = [
+            "\n".join((*row.turns, *(str(m.get("content")) for m in row.start))) for row in rows
+        ]
         for name, text in zip(request.draft_text or (), texts, strict=True):
             if all(text.strip() in prompt for prompt in read):
                 terminal.say(f"--draft-text {name} adds nothing: the prompt holds all of it")
