@@ -245,7 +245,7 @@ def load(
 
 
 @quiet()
-@torch.inference_mode()
+@torch.no_grad()
 def check_forward(planned: PlannedModel, model: Any) -> None:
     """See whether quantized or split weights can be computed with here; LoadError if not.
 
@@ -254,9 +254,10 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
     """
     name, label, ranks = planned.name, planned.device.label, planned.placement.split
     try:
-        for width in (1, 2):
-            ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
-            model(input_ids=ids, use_cache=False)
+        with contextlib.redirect_stderr(io.StringIO()):  # the first forward may unpack weights
+            for width in (1, 2):
+                ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
+                model(input_ids=ids, use_cache=False)
     except Exception as error:
         if is_out_of_memory(error):
             raise LoadError(
@@ -311,9 +312,9 @@ def _read_model(
 ) -> tuple[Any, list[str]]:
     """The model with all of its weights, where it computes, and notices; errors as `load`."""
     name, options, device = planned.parts.base, planned.options, planned.device
-    # Nothing else hides the bar of unpacking a GGUF file.
-    unpacks = "gguf_file" in planned.hub_options
-    hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
+    # Nothing else hides the bars of unpacking; those of downloads are shown on a terminal.
+    hides = "gguf_file" in planned.hub_options or not progress
+    hidden = contextlib.redirect_stderr(io.StringIO()) if hides else contextlib.nullcontext()
     with _loading(name, options, progress), hidden:
         place = placement.keywords(planned.placement, planned.config, planned.dtype, need)
         # What is quantised here is read as it is stored.
