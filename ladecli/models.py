@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ import transformers
 from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
 from transformers import GenerationConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from .decoder.compat import needs_eager
 from .decoder.errors import Error
@@ -30,11 +31,11 @@ from .decoder.quiet import quiet
 from .errors import LoadError
 from .generation_config import AnswerDefaults, AsStated, leave_out
 from .options.model import ModelOptions, PlacementOptions
-from .specs import adapters, hub, memory, model_files, placement
+from .specs import adapters, checkpoint, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
-from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
+from .specs.model_spec import auto_class, choose_dtype, empty_model, fp8_block, spec_of
 from .specs.placement import Placement
 
 GROWTH = 1000.0
@@ -56,6 +57,7 @@ class PlannedModel:
     part: ModelSpec  # what this process holds: less where ranks share the model
     notices: tuple[str, ...]
     hub_options: dict[str, Any]  # for calls that may ask the hub
+    fp8_block: Sequence[int] | None = None  # see `model_spec.fp8_block`
 
     @property
     def device(self) -> Device:
@@ -109,17 +111,17 @@ def plan(
             name, options.adapters, options.revision, ask=not options.offline
         )
     base, options = parts.base, replace(options, revision=parts.revision)
-    config, hub_options = _read_config(base, options, device, progress)
+    config, hub_options, method = _read_config(base, options, device, progress)
     with _loading(base, options, progress):
         facts = model_facts(config)
+        block = fp8_block(device, config, method)
         placement.check(base, where, config, parts.adapters)
-        fp8_notice = make_fp8_plain(device, config)
         empty = empty_model(config, hub_options)
         folder = hub.folder_of(hub.resolve(base), options.revision)
         free = free_memory(device)
         dtype, notice = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
-    others = filter(None, (fp8_notice, notice))
+    others = filter(None, (notice, f"{base}: weights in FP8 become plain ones" if block else None))
     return PlannedModel(
         name=name,
         parts=parts,
@@ -132,6 +134,7 @@ def plan(
         part=placement.rank_spec(base, empty, spec, split),
         notices=(*others, *_notices(parts, where, spec, hub_options.get("gguf_file"))),
         hub_options=hub_options,
+        fp8_block=block,
     )
 
 
@@ -149,8 +152,9 @@ def _notices(parts: Adapted, where: Placement, spec: ModelSpec, gguf: str | None
 
 def _read_config(
     name: str, options: ModelOptions, device: Device, progress: bool
-) -> tuple[Any, dict[str, Any]]:
-    """The configuration of a model, and the options of calls that may ask the hub for it."""
+) -> tuple[Any, dict[str, Any], str | None]:
+    """The configuration of a model, the options of calls that may ask the hub for it, and how its
+    weights are quantised, as far as its files are here."""
     source, gguf = hub.locate(name, options.gguf_file, options.revision)
     hub_options = {
         **({"gguf_file": gguf} if gguf else {}),
@@ -158,13 +162,32 @@ def _read_config(
         "local_files_only": options.offline or not (Path(source).is_dir() or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
+    method = None
     with _loading(name, options, progress, "its configuration"):
-        if not gguf and (folder := hub.folder_of(source, options.revision)) is not None:
+        if not gguf:
+            folder = Path(hub.fetch(source, "config.json", hub_options)).parent
             model_files.check_config(name, folder)
+            method = model_files.packing(folder)
+            _check_known(name, folder, method, options)
         config = transformers.AutoConfig.from_pretrained(source, **hub_options)
     if gguf and device.kind != "cpu":
         config.dtype = torch.bfloat16  # the file's own weights have fewer bits
-    return config, hub_options
+    return config, hub_options, method
+
+
+def _check_known(name: str, folder: Path, method: str | None, options: ModelOptions) -> None:
+    """Refuse with a LoadError what transformers does not read, or needs a permission for."""
+    stated = model_files.read_object(folder / "config.json")
+    known = stated.get("model_type") in transformers.CONFIG_MAPPING
+    if stated.get("auto_map") and not (known or options.trust_remote_code):
+        raise LoadError(
+            f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
+        )
+    if method not in (None, "bitsandbytes", model_files.FP8, *AUTO_QUANTIZATION_CONFIG_MAPPING):
+        raise LoadError(
+            f"{name} is quantised for or by {method}, which transformers does not read; take its"
+            " plain weights, or a GGUF file"
+        )
 
 
 def check_weights(planned: PlannedModel) -> list[str]:
@@ -187,7 +210,7 @@ def check_weights(planned: PlannedModel) -> list[str]:
     # Other formats are unpacked as they are read, and what lacks would be downloaded.
     headed = bool(paths) and all(each.suffix == ".safetensors" and each.is_file() for each in paths)
     plain = getattr(planned.config, "quantization_config", None) is None
-    unpacked = "gguf_file" in planned.hub_options or not plain
+    unpacked = "gguf_file" in planned.hub_options or planned.fp8_block or not plain
     if not headed or unpacked or find_spec("accelerate") is None:
         return []
     with _loading(planned.parts.base, planned.options, progress=False):
@@ -343,30 +366,38 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     Raises:
         LoadError: weights are missing, or of another shape.
     """
-    name = planned.parts.base
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
-        planned.source,
-        config=planned.config,
+    name, config, hub_options = planned.parts.base, planned.config, planned.hub_options
+    source: str | None = planned.source
+    maker = auto_class(config)
+    if planned.fp8_block:
+        folder = hub.fetch_weights(planned.source, hub_options)
+        keywords["state_dict"] = checkpoint.plain_tensors(folder, planned.dtype, planned.fp8_block)
+        empty = empty_model(config, hub_options)
+        maker, config, source = type(empty), empty.config, None
+    model, found = maker.from_pretrained(
+        source,
+        config=config,
         generation_config=GenerationConfig(),  # the model's own is read by `_stated`
         output_loading_info=True,
-        attn_implementation="eager" if needs_eager(planned.config) else None,
+        ignore_mismatched_sizes=True,  # they are named below
+        attn_implementation="eager" if needs_eager(config) else None,
         # Where peft is installed, transformers looks for adapters too.
-        adapter_kwargs={"local_files_only": planned.hub_options["local_files_only"]},
+        adapter_kwargs={"local_files_only": hub_options["local_files_only"]},
         **keywords,
-        **planned.hub_options,
+        **hub_options,
     )
     # transformers fills what is missing with random numbers.
     missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+    unknown = found["unexpected_keys"]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        unknown = found["unexpected_keys"]
         known = f", and {min(unknown)} is unknown" if unknown else ""
         raise LoadError(
-            f"{name}: the weights are incomplete ({missing[0]}{more} missing or of another"
-            f" shape{known}); download or copy them again"
+            f"{name}: the weights do not fit its config.json ({missing[0]}{more} missing or of"
+            f" another shape{known})"
         )
-    weights = [each for each, _ in model.named_parameters()]
-    return model, [*model_files.left_out(name, weights, found["unexpected_keys"])]
+    folder_here = hub.folder_of(planned.source, planned.options.revision)
+    return model, [*checkpoint.check_unread(name, model, unknown, folder_here)]
 
 
 def _merged(model: Any, adapter: Adapter, base: str) -> Any:

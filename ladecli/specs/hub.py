@@ -239,13 +239,25 @@ def processor_template(source: str, options: Mapping[str, Any]) -> Any:
         source: a folder, or a name on the hub.
         options: of transformers' calls; `revision` and `local_files_only` count.
     """
+    path = fetch(source, "chat_template.json", options, required=False)
+    return json.loads(Path(path).read_text("utf-8"))["chat_template"] if path else None
+
+
+def fetch(source: str, file: str, options: Mapping[str, Any], *, required: bool = True) -> Any:
+    """Return the path of a model's file, downloaded if need be; None for one that is not required
+    and not there.  The arguments are those of `processor_template`."""
     from transformers.utils import cached_file
 
     asked = {name: options[name] for name in ("revision", "local_files_only")}
-    path = cached_file(
-        source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked
-    )
-    return json.loads(Path(path).read_text("utf-8"))["chat_template"] if path else None
+    return cached_file(source, file, _raise_exceptions_for_missing_entries=required, **asked)
+
+
+def fetch_weights(source: str, options: Mapping[str, Any]) -> Path:
+    """Return the folder with a model's safetensors files, downloaded if need be."""
+    if Path(source).is_dir():
+        return Path(source)
+    asked = {name: options[name] for name in ("revision", "local_files_only")}
+    return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"], **asked))
 
 
 def hub_answers() -> bool:
