@@ -11,13 +11,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
-from safetensors import SafetensorError
 from transformers import GenerationConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -117,6 +115,10 @@ def plan(
         block = fp8_block(device, config, method)
         placement.check(base, where, config, parts.adapters)
         empty = empty_model(config, hub_options)
+        for adapter in parts.adapters:
+            with _merging(adapter, base):
+                checkpoint.fit_embeddings(empty, adapter.folder)
+        facts = replace(facts, vocabulary=empty.config.get_text_config(decoder=True).vocab_size)
         folder = hub.folder_of(hub.resolve(base), options.revision)
         free = free_memory(device)
         dtype, notice = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
@@ -404,25 +406,30 @@ def _merged(model: Any, adapter: Adapter, base: str) -> Any:
     """A model with an adapter merged into its weights, by peft; LoadError if they do not fit."""
     import peft
 
-    fix = "give the model that it was made for"
-    try:
+    with _merging(adapter, base):
+        checkpoint.fit_embeddings(model, adapter.folder)
         tuned = peft.PeftModel.from_pretrained(model, str(adapter.folder))
         # The same again says what that leaves out without an error.
         read = tuned.load_adapter(str(adapter.folder), "default")
-        if wrong := [*read.missing_keys, *read.unexpected_keys]:
-            raise LoadError(
-                f"adapter {adapter.name} does not fit {base} ({wrong[0]} and {len(wrong) - 1} more"
-                f" weights have no counterpart); {fix}"
-            )
+        # Embeddings that were resized are saved twice.
+        unread = [key for key in read.unexpected_keys if ".modules_to_save." not in key]
+        if wrong := [*read.missing_keys, *unread]:
+            raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more weights have no counterpart")
         return tuned.merge_and_unload()
-    except (SafetensorError, UnpicklingError) as error:
-        raise LoadError(hub.explain(f"adapter {adapter.name}", error)) from error
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+
+
+@contextlib.contextmanager
+def _merging(adapter: Adapter, base: str) -> Iterator[None]:
+    """Make one line of an error of peft's; memory that ran out is for others."""
+    try:
+        yield
+    except Exception as error:
         if is_out_of_memory(error):
             raise
-        why = hub.first_line(error).rstrip(".")
+        other = f"; it was made for {adapter.base}" if adapter.base not in (None, base) else ""
         raise LoadError(
-            f"adapter {adapter.name} cannot be merged into {base}: {why}; {fix}"
+            f"adapter {adapter.name} cannot be merged into {base}:"
+            f" {hub.first_line(error).rstrip('.')}{other}"
         ) from error
 
 

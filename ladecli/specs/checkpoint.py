@@ -154,3 +154,17 @@ def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor
             raise ValueError
         scale = scale.repeat_interleave(each, axis).narrow(axis, 0, size)
     return scale
+
+
+def fit_embeddings(model: Any, adapter: Path) -> None:
+    """Give a model as many embeddings as an adapter has saved, which may come with tokens of its
+    own; the adapter is a folder, and the model may be without weights."""
+    from peft import load_peft_weights
+
+    ends = [each for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each]
+    names = {name for name, module in model.named_modules() if any(module is end for end in ends)}
+    for key, tensor in load_peft_weights(str(adapter), device="cpu").items():
+        owner = key.removeprefix("base_model.model.").partition(".base_layer")[0]
+        if owner.removesuffix(".weight") in names and len(tensor) != len(ends[0].weight):
+            model.resize_token_embeddings(len(tensor), mean_resizing=False)
+            return
