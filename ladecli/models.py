@@ -201,14 +201,7 @@ def check_weights(planned: PlannedModel) -> list[str]:
     """
     folder = hub.folder_of(planned.source, planned.options.revision)
     paths = model_files.weight_files(folder) if folder is not None else []
-    for path in paths:
-        # An old format, or a damaged file: loading finds out.
-        with contextlib.suppress(ValueError, RuntimeError, OSError):
-            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
-            if path.suffix == ".bin" and unsafe(str(path)):
-                raise LoadError(
-                    f"{path.name} is refused: it contains code; get safetensors instead"
-                )
+    _refuse_code(paths)
     # Other formats are unpacked as they are read, and what lacks would be downloaded.
     headed = bool(paths) and all(each.suffix == ".safetensors" and each.is_file() for each in paths)
     plain = getattr(planned.config, "quantization_config", None) is None
@@ -217,6 +210,16 @@ def check_weights(planned: PlannedModel) -> list[str]:
         return []
     with _loading(planned.parts.base, planned.options, progress=False):
         return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
+
+
+def _refuse_code(paths: Sequence[Path]) -> None:
+    """Refuse pickled weights that contain code with a LoadError."""
+    for path in paths:
+        # An old format, or a damaged file: loading finds out.
+        with contextlib.suppress(ValueError, RuntimeError, OSError):
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
+            if path.suffix == ".bin" and unsafe(str(path)):
+                raise LoadError(f"{path} contains code, so it is refused; get safetensors instead")
 
 
 def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int], list[str]]:
@@ -369,6 +372,8 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
         LoadError: weights are missing, or of another shape.
     """
     name, config, hub_options = planned.parts.base, planned.config, planned.hub_options
+    here = hub.folder_of(planned.source, planned.options.revision)
+    _refuse_code(model_files.weight_files(here) if here else [])
     source: str | None = planned.source
     maker = auto_class(config)
     if planned.fp8_block:
@@ -398,8 +403,7 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
             f"{name}: the weights do not fit its config.json ({missing[0]}{more} missing or of"
             f" another shape{known})"
         )
-    folder_here = hub.folder_of(planned.source, planned.options.revision)
-    return model, [*checkpoint.check_unread(name, model, unknown, folder_here)]
+    return model, [*checkpoint.check_unread(name, model, unknown, here)]
 
 
 def _merged(model: Any, adapter: Adapter, base: str) -> Any:

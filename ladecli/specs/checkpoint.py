@@ -43,7 +43,9 @@ def check_unread(
     """
     modules = dict(model.named_modules())
     read = {_NUMBER.sub("N", each) for each, _ in model.named_parameters()}
-    layers, inside, others = [], [], []
+    layers: list[str] = []
+    inside: list[str] = []
+    others: list[str] = []
     for key in sorted(unexpected):
         owner = _owner(key, modules, model.base_model_prefix)
         if owner is None:

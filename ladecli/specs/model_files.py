@@ -156,8 +156,9 @@ def check_config(name: str, folder: Path) -> None:
     """
     with naming(name):
         config = Config(read_object(folder / "config.json"))
-        # Without a damaged one transformers would go on, with other stop tokens.
-        read_object(folder / GENERATION)
+        # With a damaged one transformers would go on, with other stop tokens.
+        for file in _JSON_FILES[1:-1]:
+            read_object(folder / file)
         if config.fault:
             raise LoadError(config.fault)
     if config.other_purpose:
@@ -189,7 +190,9 @@ def packing(folder: Path) -> str | None:
     for ending, packer in _PACKERS.items():
         if ending in endings:
             return packer
-    return FP8 if any(each.kind.startswith("F8") for each in tensors) else None
+    if any(each.kind.startswith("F8") for each in tensors):
+        return FP8
+    return "a method that its quantization_config does not name" if given else None
 
 
 def check_gguf(name: str, path: Path) -> None:
@@ -313,17 +316,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def key_of(value: Any, found: Any) -> str | None:
-    """The key that has a value in what a JSON file holds, however deep; None if none has."""
-    pairs = found.items() if isinstance(found, dict) else enumerate(found)
-    for key, each in pairs:
-        if type(each) is type(value) and each == value and isinstance(key, str):
-            return key
-        if isinstance(each, dict | list) and (inner := key_of(value, each)):
-            return inner
-    return None
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The files of weights that transformers would read, whether they exist or not.
 
@@ -335,12 +327,12 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         if not (index := read_object(folder / f"{name}.index.json")):
             continue
-        if "metadata" not in index:
-            raise LoadError(f'{name}.index.json has no "metadata"; add "metadata": {{}} to it')
         try:
             shards = index["weight_map"].values()
             if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
                 raise LoadError(f"{name}.index.json names files outside of its folder")
+            if "metadata" not in index:
+                raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
             return [folder / shard for shard in sorted(set(shards))]
         except (KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{name}.index.json is damaged (it names no files)") from error
