@@ -521,7 +521,7 @@ def index(**named: Any) -> Callable[[Path], object]:
 
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "x.safetensors")
-        stated = json.dumps({"weight_map": named})
+        stated = json.dumps({"metadata": {}, "weight_map": named})
         (folder / "model.safetensors.index.json").write_text(stated)
 
     return change
