@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\d+")
 _TABLES = frozenset({"inv_freq", "masked_bias", "causal_mask", "position_ids"})
 """Names of tensors that models once saved and now compute."""
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-_OF_ACTIVATIONS = ("input_scale", "activation_scale", "output_scale", "k_scale", "v_scale")
+_OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
 """Ends of the names of scales that have no effect on activations, keys and values in full."""
 
 
@@ -134,7 +134,7 @@ def plain_tensors(folder: Path, dtype: torch.dtype, block: Sequence[int]) -> dic
                     f" the weight's {[*weight.shape]}"
                 ) from error
         tensors[name] = weight.to(dtype)
-    return {name: each for name, each in tensors.items() if not name.endswith(_OF_ACTIVATIONS)}
+    return {name: each for name, each in tensors.items() if not _OF_ACTIVATIONS.search(name)}
 
 
 def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:

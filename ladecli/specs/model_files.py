@@ -129,7 +129,7 @@ class Config:
                 continue
             if not (isinstance(size, int) and 1 <= size <= most):
                 return f"config.json is damaged ({name} is {size!r})"
-        for part in (self.stated, *(each for each in self.stated.values())):
+        for part in (self.stated, *self.stated.values()):
             labels = part.get("num_labels") if isinstance(part, dict) else None
             if labels is not None and not (isinstance(labels, int) and labels <= _MOST_LABELS):
                 return f"config.json is damaged (num_labels is {labels!r})"
