@@ -326,6 +326,12 @@ def test_a_model_that_sees_pictures_continues_a_text(lade: Any, tmp_path: Path) 
     assert answer(lade, folder)[0] == transformers_ids(model, ids, 16)
 
 
+def test_a_model_that_continues_no_text(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    copy = copied(model_folder, tmp_path / "copy")
+    stating("config.json", model_type="clip", architectures=None)(tmp_path / "copy")
+    assert "family 'clip' are not supported" in lade("generate", copy, "-p", "a").refused(1)
+
+
 # Where a model is.
 
 

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.pytorch_utils import Conv1D
 
+from ..decoder.errors import UnsupportedModelError
 from . import model_files
 from .checkpoint import BLOCK
 from .device import Device
@@ -56,11 +57,20 @@ def empty_model(config: Any, hub: Mapping[str, Any]) -> Any:
 
 def auto_class(config: Any) -> Any:
     """Return the class of transformers that makes a model of a configuration: some models that see
-    pictures have no entry among those that only continue texts."""
-    sees = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if sees and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    pictures have no entry among those that only continue texts.
+
+    Raises:
+        UnsupportedModelError: no class does.
+    """
+    own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if own or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return transformers.AutoModelForImageTextToText
-    return transformers.AutoModelForCausalLM
+    raise UnsupportedModelError(
+        f"models of the family {config.model_type!r} are not supported: transformers continues no"
+        " text with them"
+    )
 
 
 def spec_of(
