@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
-from safetensors import SafetensorError
 from transformers import GenerationConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from .decoder.compat import needs_eager
 from .decoder.errors import Error
@@ -29,12 +28,12 @@ from .decoder.quiet import quiet
 from .errors import LoadError
 from .generation_config import AnswerDefaults, AsStated, leave_out
 from .options.model import ModelOptions, PlacementOptions
-from .specs import adapters, gguf_model, hub, memory, model_files, placement
+from .specs import adapters, checkpoint, gguf_model, hub, memory, model_files, placement
 from .specs.adapters import Adapted, Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.gguf_header import GGUFHeader
 from .specs.memory import FULL, ModelSpec
-from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
+from .specs.model_spec import auto_class, choose_dtype, empty_model, fp8_block, spec_of
 from .specs.placement import Placement
 
 GROWTH = 1000.0
@@ -57,6 +56,7 @@ class PlannedModel:
     notices: tuple[str, ...]
     hub_options: dict[str, Any]  # for calls that may ask the hub
     header: GGUFHeader | None  # of a model in a GGUF file
+    fp8_block: Sequence[int] | None = None  # see `model_spec.fp8_block`
 
     @property
     def device(self) -> Device:
@@ -109,17 +109,21 @@ def plan(
             name, options.adapters, options.revision, ask=not options.offline
         )
     base, options = parts.base, replace(options, revision=parts.revision)
-    config, hub_options, header = _read_config(base, options, device, progress)
+    config, hub_options, header, method = _read_config(base, options, device, progress)
     with _loading(base, options, progress):
         facts = model_facts(config)
+        block = fp8_block(device, config, method)
         placement.check(base, where, config, parts.adapters)
-        fp8_notice = make_fp8_plain(device, config)
         empty = empty_model(config, hub_options)
+        for adapter in parts.adapters:
+            with _merging(adapter, base):
+                checkpoint.fit_embeddings(empty, adapter.folder)
+        facts = replace(facts, vocabulary=empty.config.get_text_config(decoder=True).vocab_size)
         folder = hub.folder_of(hub.resolve(base), options.revision)
         free = free_memory(device)
         dtype, notice = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
-    others = filter(None, (fp8_notice, notice))
+    others = filter(None, (notice, f"{base}: weights in FP8 become plain ones" if block else None))
     return PlannedModel(
         name=name,
         parts=parts,
@@ -133,6 +137,7 @@ def plan(
         notices=(*others, *_notices(parts, where, spec, header, empty)),
         hub_options=hub_options,
         header=header,
+        fp8_block=block,
     )
 
 
@@ -154,9 +159,9 @@ def _notices(
 
 def _read_config(
     name: str, options: ModelOptions, device: Device, progress: bool
-) -> tuple[Any, dict[str, Any], GGUFHeader | None]:
-    """The configuration of a model, the options of calls that may ask the hub for it, and the
-    header of its GGUF file, if it has one."""
+) -> tuple[Any, dict[str, Any], GGUFHeader | None, str | None]:
+    """The configuration of a model, the options of calls that may ask the hub for it, the header
+    of its GGUF file, if it has one, and how its weights are quantised, as far as that is known."""
     source, gguf = hub.locate(name, options.gguf_file, options.revision)
     hub_options = {
         **({"gguf_file": gguf} if gguf else {}),
@@ -164,13 +169,15 @@ def _read_config(
         "local_files_only": options.offline or not (Path(source).is_dir() or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
-    header = None
+    header = method = None
     with _loading(name, options, progress, "its configuration"), _reads_gguf(gguf):
         if gguf:
-            path = transformers.utils.cached_file(source, gguf, **hub.asked(hub_options))
-            header = model_files.check_gguf(name, Path(path))
-        elif (folder := hub.folder_of(source, options.revision)) is not None:
+            header = model_files.check_gguf(name, Path(hub.fetch(source, gguf, hub_options)))
+        else:
+            folder = Path(hub.fetch(source, "config.json", hub_options)).parent
             model_files.check_config(name, folder)
+            method = model_files.packing(folder)
+            _check_known(name, folder, method, options)
         config = transformers.AutoConfig.from_pretrained(source, **hub_options)
         if header:
             try:
@@ -179,12 +186,27 @@ def _read_config(
                 raise LoadError(f"{name} {error}") from error
     if gguf and device.kind != "cpu":
         config.dtype = torch.bfloat16  # the file's own weights have fewer bits
-    return config, hub_options, header
+    return config, hub_options, header, method
 
 
 def _reads_gguf(file: str | None) -> contextlib.AbstractContextManager[None]:
     """How transformers reads a model, if that is in a GGUF file."""
     return gguf_model.quick_gguf() if file else contextlib.nullcontext()
+
+
+def _check_known(name: str, folder: Path, method: str | None, options: ModelOptions) -> None:
+    """Refuse with a LoadError what transformers does not read, or needs a permission for."""
+    stated = model_files.read_object(folder / "config.json")
+    known = stated.get("model_type") in transformers.CONFIG_MAPPING
+    if stated.get("auto_map") and not (known or options.trust_remote_code):
+        raise LoadError(
+            f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
+        )
+    if method not in (None, "bitsandbytes", model_files.FP8, *AUTO_QUANTIZATION_CONFIG_MAPPING):
+        raise LoadError(
+            f"{name} is quantised for or by {method}, which transformers does not read; take its"
+            " plain weights, or a GGUF file"
+        )
 
 
 def check_weights(planned: PlannedModel) -> list[str]:
@@ -196,22 +218,25 @@ def check_weights(planned: PlannedModel) -> list[str]:
     """
     folder = hub.folder_of(planned.source, planned.options.revision)
     paths = model_files.weight_files(folder) if folder is not None else []
+    _refuse_code(paths)
+    # Other formats are unpacked as they are read, and what lacks would be downloaded.
+    headed = bool(paths) and all(each.suffix == ".safetensors" and each.is_file() for each in paths)
+    plain = getattr(planned.config, "quantization_config", None) is None
+    unpacked = "gguf_file" in planned.hub_options or planned.fp8_block or not plain
+    if not headed or unpacked or find_spec("accelerate") is None:
+        return []
+    with _loading(planned.parts.base, planned.options, progress=False):
+        return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
+
+
+def _refuse_code(paths: Sequence[Path]) -> None:
+    """Refuse pickled weights that contain code with a LoadError."""
     for path in paths:
         # An old format, or a damaged file: loading finds out.
         with contextlib.suppress(ValueError, RuntimeError, OSError):
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
             if path.suffix == ".bin" and unsafe(str(path)):
-                raise LoadError(
-                    f"{path.name} is refused: it contains code; get safetensors instead"
-                )
-    # Other formats are unpacked as they are read, and what lacks would be downloaded.
-    headed = bool(paths) and all(each.suffix == ".safetensors" and each.is_file() for each in paths)
-    plain = getattr(planned.config, "quantization_config", None) is None
-    unpacked = "gguf_file" in planned.hub_options or not plain
-    if not headed or unpacked or find_spec("accelerate") is None:
-        return []
-    with _loading(planned.parts.base, planned.options, progress=False):
-        return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
+                raise LoadError(f"{path} contains code, so it is refused; get safetensors instead")
 
 
 def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int], list[str]]:
@@ -263,7 +288,7 @@ def load(
 
 
 @quiet()
-@torch.inference_mode()
+@torch.no_grad()
 def check_forward(planned: PlannedModel, model: Any) -> None:
     """See whether quantized or split weights can be computed with here; LoadError if not.
 
@@ -272,9 +297,10 @@ def check_forward(planned: PlannedModel, model: Any) -> None:
     """
     name, label, ranks = planned.name, planned.device.label, planned.placement.split
     try:
-        for width in (1, 2):
-            ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
-            model(input_ids=ids, use_cache=False)
+        with contextlib.redirect_stderr(io.StringIO()):  # the first forward may unpack weights
+            for width in (1, 2):
+                ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
+                model(input_ids=ids, use_cache=False)
     except Exception as error:
         if is_out_of_memory(error):
             raise LoadError(
@@ -335,10 +361,11 @@ def _read_model(
 ) -> tuple[Any, list[str]]:
     """The model with all of its weights, where it computes, and notices; errors as `load`."""
     name, options, device = planned.parts.base, planned.options, planned.device
-    # Nothing else hides the bar of unpacking a GGUF file.
-    unpacks = planned.hub_options.get("gguf_file")
-    hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
-    with _loading(name, options, progress), _reads_gguf(unpacks), hidden:
+    # Nothing else hides the bars of unpacking; those of downloads are shown on a terminal.
+    gguf = planned.hub_options.get("gguf_file")
+    hides = gguf or not progress
+    hidden = contextlib.redirect_stderr(io.StringIO()) if hides else contextlib.nullcontext()
+    with _loading(name, options, progress), _reads_gguf(gguf), hidden:
         place = placement.keywords(planned.placement, planned.config, planned.dtype, need)
         # What is quantised here is read as it is stored.
         dtype = "auto" if planned.placement.own_int8 else planned.dtype
@@ -366,55 +393,69 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     Raises:
         LoadError: weights are missing, or of another shape.
     """
-    name = planned.parts.base
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
-        planned.source,
-        config=planned.config,
+    name, config, hub_options = planned.parts.base, planned.config, planned.hub_options
+    here = hub.folder_of(planned.source, planned.options.revision)
+    _refuse_code(model_files.weight_files(here) if here else [])
+    source: str | None = planned.source
+    maker = auto_class(config)
+    if planned.fp8_block:
+        folder = hub.fetch_weights(planned.source, hub_options)
+        keywords["state_dict"] = checkpoint.plain_tensors(folder, planned.dtype, planned.fp8_block)
+        empty = empty_model(config, hub_options)
+        maker, config, source = type(empty), empty.config, None
+    model, found = maker.from_pretrained(
+        source,
+        config=config,
         generation_config=GenerationConfig(),  # the model's own is read by `_stated`
         output_loading_info=True,
-        attn_implementation="eager" if needs_eager(planned.config) else None,
+        ignore_mismatched_sizes=True,  # they are named below
+        attn_implementation="eager" if needs_eager(config) else None,
         # Where peft is installed, transformers looks for adapters too.
-        adapter_kwargs={"local_files_only": planned.hub_options["local_files_only"]},
+        adapter_kwargs={"local_files_only": hub_options["local_files_only"]},
         **keywords,
-        **planned.hub_options,
+        **hub_options,
     )
     # transformers fills what is missing with random numbers.
     missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+    unknown = found["unexpected_keys"]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        unknown = found["unexpected_keys"]
         known = f", and {min(unknown)} is unknown" if unknown else ""
         raise LoadError(
-            f"{name}: the weights are incomplete ({missing[0]}{more} missing or of another"
-            f" shape{known}); download or copy them again"
+            f"{name}: the weights do not fit its config.json ({missing[0]}{more} missing or of"
+            f" another shape{known})"
         )
-    weights = [each for each, _ in model.named_parameters()]
-    return model, [*model_files.left_out(name, weights, found["unexpected_keys"])]
+    return model, [*checkpoint.check_unread(name, model, unknown, here)]
 
 
 def _merged(model: Any, adapter: Adapter, base: str) -> Any:
     """A model with an adapter merged into its weights, by peft; LoadError if they do not fit."""
     import peft
 
-    fix = "give the model that it was made for"
-    try:
+    with _merging(adapter, base):
+        checkpoint.fit_embeddings(model, adapter.folder)
         tuned = peft.PeftModel.from_pretrained(model, str(adapter.folder))
         # The same again says what that leaves out without an error.
         read = tuned.load_adapter(str(adapter.folder), "default")
-        if wrong := [*read.missing_keys, *read.unexpected_keys]:
-            raise LoadError(
-                f"adapter {adapter.name} does not fit {base} ({wrong[0]} and {len(wrong) - 1} more"
-                f" weights have no counterpart); {fix}"
-            )
+        # Embeddings that were resized are saved twice.
+        unread = [key for key in read.unexpected_keys if ".modules_to_save." not in key]
+        if wrong := [*read.missing_keys, *unread]:
+            raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more weights have no counterpart")
         return tuned.merge_and_unload()
-    except (SafetensorError, UnpicklingError) as error:
-        raise LoadError(hub.explain(f"adapter {adapter.name}", error)) from error
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+
+
+@contextlib.contextmanager
+def _merging(adapter: Adapter, base: str) -> Iterator[None]:
+    """Make one line of an error of peft's; memory that ran out is for others."""
+    try:
+        yield
+    except Exception as error:
         if is_out_of_memory(error):
             raise
-        why = hub.first_line(error).rstrip(".")
+        other = f"; it was made for {adapter.base}" if adapter.base not in (None, base) else ""
         raise LoadError(
-            f"adapter {adapter.name} cannot be merged into {base}: {why}; {fix}"
+            f"adapter {adapter.name} cannot be merged into {base}:"
+            f" {hub.first_line(error).rstrip('.')}{other}"
         ) from error
 
 

@@ -39,6 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "rslora with a bias": {"use_rslora": True, "bias": "lora_only"},
     "a whole module": {"modules_to_save": ["lm_head"]},
     "all of a kind": {"target_modules": "all-linear"},
+    "some tokens": {"trainable_token_indices": [*range(100)]},
 }
 """Kinds of adapters, by what they are made with."""
 
@@ -94,6 +95,31 @@ def test_an_adapter_gives_what_the_merged_model_gives(
         r" takes .* as float32\n",
         said,
     )
+
+
+NEW_TOKENS: dict[str, dict[str, Any]] = {
+    "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "adapted": {"target_modules": ["q_proj", "embed_tokens"]},
+    "trained": {"trainable_token_indices": [5, 300]},
+}
+"""Kinds of adapters with tokens of their own."""
+
+
+@pytest.mark.parametrize("form", NEW_TOKENS)
+def test_an_adapter_with_tokens_of_its_own(
+    form: str, lade: Any, model_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|over|>"]})
+    tokenizer.chat_template = "<|user|>{{ messages[-1].content }}<|over|>"
+    folder = make(model_folder, tmp_path / "adapter", rows=len(tokenizer), **NEW_TOKENS[form])
+    tokenizer.save_pretrained(folder)
+    tuned = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    messages = [{"role": "user", "content": PROMPT}]
+    ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=False)
+    text = tuned.generate(input_ids=ids, max_new_tokens=24, do_sample=False, eos_token_id=None)
+    capsys.readouterr()
+    assert answer(lade, str(folder))[0] == text[0, ids.shape[1] :].tolist()
 
 
 def test_adapters_on_top_of_a_model(
@@ -155,10 +181,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (without(WEIGHTS), f"holds no {WEIGHTS}"),
     "pointer": (holding(WEIGHTS, POINTER), "run git lfs pull"),
     "pipe": (pipe(WEIGHTS), f"{WEIGHTS}, which is no regular file"),
-    "cut": (holding(WEIGHTS, "cut"), "the weights are damaged"),
+    "cut": (holding(WEIGHTS, "cut"), "cannot be merged into"),
     "broken": (holding(ADAPTER, "{"), "adapter_config.json is damaged"),
     "another machine": (stating(ADAPTER, base_model_name_or_path="/no"), "not on this machine"),
     "no base": (stating(ADAPTER, base_model_name_or_path=None), "names no base model"),
+    "repeats layers": (stating(ADAPTER, layer_replication=[[0, 2]]), "layer_replication"),
     "both": (holding("config.json", "{}"), "holds a whole model beside an adapter"),
     "other modules": (stating(ADAPTER, target_modules=["wide"]), "cannot be merged into"),
     "other rank": (stating(ADAPTER, r=5), "size mismatch for "),

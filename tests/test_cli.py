@@ -526,7 +526,7 @@ def index(**named: Any) -> Callable[[Path], object]:
 
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "x.safetensors")
-        stated = json.dumps({"weight_map": named})
+        stated = json.dumps({"metadata": {}, "weight_map": named})
         (folder / "model.safetensors.index.json").write_text(stated)
 
     return change
@@ -564,7 +564,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "words for numbers": (stating("config.json", num_hidden_layers="two"), "num_"),
     "cut": (holding("generation_config.json", b'{"a": 1'), "generation_config.json is damaged"),
     "a list": (holding("generation_config.json", b"[]"), "generation_config.json is damaged"),
-    "binary tokenizer": (holding("tokenizer.json", b"\xff\xfe\0"), "tokenizer.json is damaged"),
+    "binary tokenizer": (holding("tokenizer.json", b"\xff\xfe\0"), "its tokenizer"),
     "older tokenizer": (tokenizer_is("tokenizer.model", b"{}"), "copy tokenizer.json beside"),
     "ranks": (
         tokenizer_is("x.tiktoken", b"aGk= 0\n"),
@@ -576,10 +576,10 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "doubling": (with_steps("normalizer", *[DOUBLED] * 40), "times as long"),
     "doubled words": (with_steps("decoder", *[DOUBLED] * 40), "times as long"),
     "pointer for tokens": (holding("tokenizer.json", POINTER), "run git lfs pull"),
-    "other tokenizer": (holding("tokenizer.json", b"{}"), "tokenizer.json is damaged"),
+    "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer"),
     "unknown family": (
         holding("config.json", b'{"model_type": "nonsense"}'),
-        "no models of its type",
+        "model type `nonsense`",
     ),
     "encoder": (holding("config.json", b'{"model_type": "t5"}'), "'t5' are not supported"),
     "pickled": (pickled, "get safetensors instead"),
@@ -591,12 +591,12 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe of weights": (pipe("model.safetensors"), "model.safetensors, which is no regular file"),
     "endless": (endless, "tokenizer.json, which is no regular file"),
     "heads": (stating("config.json", num_key_value_heads=0), "num_key_value_heads is 0"),
-    "nameless": (nameless, "has no model_type"),
+    "nameless": (nameless, "model_type"),
     "layers": (stating("config.json", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
     "listed layers": (stating("config.json", num_hidden_layers=[0]), "num_hidden_layers is [0]"),
     "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
-    "activation": (stating("config.json", hidden_act="silo"), "damaged (hidden_act is 'silo')"),
-    "type": (stating("config.json", dtype="float31"), "damaged (dtype is 'float31')"),
+    "activation": (stating("config.json", hidden_act="silo"), "silo"),
+    "type": (stating("config.json", dtype="float31"), "float31"),
     "end": (stating("config.json", eos_token_id="x"), "eos_token_id"),
 }
 

@@ -114,7 +114,7 @@ class KVCache:
         if slots > self.slots:
             self._reserve(slots)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _reserve(self, slots: int) -> None:
         least, limit = _whole(slots), _whole(self._max_slots)
         # At least double, so that growing costs no more than one copy in all.

@@ -55,6 +55,8 @@ class Adapter:
             return f"has a damaged {hub.ADAPTER} (no peft_type); download or copy it again"
         if "num_virtual_tokens" in self.stated:
             return f"is an adapter of the kind {self.kind}, which cannot be merged into a model"
+        if self.stated.get("layer_replication"):
+            return "repeats layers of its base (layer_replication), so it cannot be merged into it"
         if (self.folder / "config.json").is_file():
             return (
                 "holds a whole model beside an adapter, and nothing says whether that is merged;"

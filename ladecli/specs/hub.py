@@ -9,7 +9,6 @@ import contextlib
 import difflib
 import errno
 import json
-import pickle
 import re
 import socket
 import urllib.parse
@@ -28,7 +27,6 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 from huggingface_hub import errors as hub_errors
-from safetensors import SafetensorError
 
 from ..errors import LoadError
 from ..files import expanded
@@ -37,14 +35,10 @@ from .model_files import (
     GGUF,
     check_config,
     check_gguf,
-    damage,
-    key_of,
     missing,
     missing_packages,
     naming,
-    read_object,
     stored_tensors,
-    version,
 )
 
 DEMO = "demo"
@@ -71,20 +65,8 @@ _BY_TYPE: dict[type[BaseException], str] = {
     " Qwen/Qwen2.5-1.5B-Instruct, or a folder{prompt}",
     hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load; if it has"
     " GGUF files, name one with --gguf-file",
-    SafetensorError: "{name}: the weights are damaged; download or copy them again",
-    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they contain code;"
-    " get safetensors instead",
 }
 """What the errors of libraries mean; the first that applies counts."""
-_BY_WORDS = {
-    "not recognize this architecture": "{name}: transformers {version} knows no models of its type;"
-    " a newer one may: pip install -U transformers",
-    "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
-    "`model_type` key": "{name}: config.json is damaged (it has no model_type); download or copy it"
-    " again",
-    "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
-    " --trust-remote-code",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +86,7 @@ def resolve(name: str) -> str:
     """
     if name == DEMO:
         return str(Path(__file__).parents[1] / "demo")
-    path = expanded(name)
+    path = _snapshot_within(expanded(name))
     if not path.exists():
         if found := _PAGE.fullmatch(name):
             return found[1]
@@ -113,11 +95,27 @@ def resolve(name: str) -> str:
         return name
     if path.is_file() and path.suffix != GGUF:
         raise LoadError(f"{name} is a file; give the folder that holds config.json, or a GGUF file")
-    if path.is_dir() and not any(
-        any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}")
-    ):
+    if path.is_dir() and not _holds_model(path):
         raise LoadError(f"{name} {missing(path)}")
     return str(path)
+
+
+def _holds_model(path: Path) -> bool:
+    return any(any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}"))
+
+
+def _snapshot_within(path: Path) -> Path:
+    """Return the snapshot that a model's folder in the Hugging Face cache stands for: the one that
+    main names, or the newest; any other path as it is."""
+    root = path.parent if path.name == "snapshots" else path
+    snapshots = [each for each in (root / "snapshots").glob("*") if _holds_model(each)]
+    if not snapshots or _holds_model(path):
+        return path
+    with contextlib.suppress(OSError, ValueError):
+        main = root / "snapshots" / (root / "refs" / "main").read_text().strip()
+        if main in snapshots:
+            return main
+    return max(snapshots, key=lambda each: each.stat().st_mtime)
 
 
 def absolute(name: str) -> str:
@@ -251,12 +249,27 @@ def processor_template(source: str, options: Mapping[str, Any]) -> Any:
         source: a folder, or a name on the hub.
         options: of transformers' calls; `revision` and `local_files_only` count.
     """
+    path = fetch(source, "chat_template.json", options, required=False)
+    return json.loads(Path(path).read_text("utf-8"))["chat_template"] if path else None
+
+
+def fetch(source: str, file: str, options: Mapping[str, Any], *, required: bool = True) -> Any:
+    """Return the path of a model's file, downloaded if need be; None for one that is not required
+    and not there.  The arguments are those of `processor_template`."""
     from transformers.utils import cached_file
 
-    path = cached_file(
-        source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked(options)
+    return cached_file(
+        source, file, _raise_exceptions_for_missing_entries=required, **asked(options)
     )
-    return json.loads(Path(path).read_text("utf-8"))["chat_template"] if path else None
+
+
+def fetch_weights(source: str, options: Mapping[str, Any]) -> Path:
+    """Return the folder with a model's safetensors files, downloaded if need be."""
+    if Path(source).is_dir():
+        return Path(source)
+    return Path(
+        snapshot_download(source, allow_patterns=["*.json", "*.safetensors"], **asked(options))
+    )
 
 
 def hub_answers() -> bool:
@@ -328,19 +341,6 @@ def explain(
         return f"{name}: transformers cannot read this GGUF file ({why})"
     # A damaged file leads libraries to all kinds of errors.
     folder = folder_of(source, revision)
-    if folder is not None and (damaged := damage(folder)) is not None:
-        return f"{name}: {damaged}; download or copy it again"
-    if any(isinstance(each, hub_errors.StrictDataclassError) for each in chain):
-        # After the fault there may be what every type that was tried says of it.
-        why = first_line(error.__cause__ or error).partition(". Errors: ")[0].rstrip(".")
-        return f"{name}: config.json is damaged ({why}); download or copy it again"
-    for words, meaning in _BY_WORDS.items():
-        if words in str(error):
-            return meaning.format(name=name, version=version("transformers"))
-    file = "tokenizer.json" if "tokenizer" in part else "config.json"
-    if folder is not None and (unknown := _unknown_value(folder / file, error)):
-        fix = "download or copy it again, or pip install -U transformers"
-        return f"{name}: {file} is damaged ({unknown}), or for newer libraries; {fix}"
     if "tokenizer" in part and folder is not None and not (folder / "tokenizer.json").is_file():
         return no_tokenizer(name)
     return f"{name}{': ' if part else ''}{part} cannot be loaded: {first_line(error)}"
@@ -364,24 +364,13 @@ def _causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _unknown_value(path: Path, error: BaseException) -> str | None:
-    """The key and the value in a file that a library's tables do not have; None if it is another
-    error."""
-    if not path.is_file():
-        return None
-    found = read_object(path)
-    dtype = found.get("dtype")
-    if dtype and f"module 'torch' has no attribute {dtype!r}" in str(error):
-        return f"dtype is {dtype!r}"
-    if not isinstance(error, KeyError):
-        return None
-    key = key_of(error.args[0], found) if error.args else None
-    return f"{key} is {error.args[0]!r}" if key else first_line(error)
-
-
 def _suggest(name: str) -> str:
     """The end of an error line: models on this machine with a similar name."""
-    known = [DEMO, *(model.name for model in cached_models() if model.folder)]
+    snapshots = {model.name: model.folder for model in cached_models() if model.folder}
+    if name in snapshots:
+        commit = snapshots[name].name
+        return f"; but its revision {commit} is: use --revision {commit}"
+    known = [DEMO, *snapshots]
     with contextlib.suppress(OSError):
         siblings = expanded(name).parent.iterdir()
         known += [str(path) for path in siblings if (path / "config.json").is_file()]

@@ -6,24 +6,22 @@ import contextlib
 import json
 import math
 import os
-import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import LadeError, LoadError, counted
+from ..errors import LadeError, LoadError
 from ..files import is_device, read, read_text
 from .gguf_header import GGUFHeader, read_header
 
 GENERATION = "generation_config.json"
 GGUF = ".gguf"
 """The suffix of files that hold a whole model."""
-_NUMBER = re.compile(r"\d+")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _JSON_FILES = (
     *("config.json", GENERATION, "tokenizer_config.json", "special_tokens_map.json"),
@@ -50,6 +48,8 @@ _BY_LAYER = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """Sizes that may be a list, with one for each layer."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
+_MOST_LABELS = 10**6
+"""Transformers makes a name for each of a configuration's labels, which texts do not need."""
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
@@ -65,9 +65,24 @@ _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
 
 
-class Tensor(NamedTuple):
-    """A tensor of a safetensors file: its type ("BF16"), and how many numbers it has."""
+FP8 = "FP8"
+"""How weights are quantised that a scale alone makes plain."""
+_PACKERS = {
+    "trellis": "EXL3",
+    "q_weight": "EXL2",
+    "qweight": "GPTQ or AWQ",
+    "weight_packed": "compressed-tensors",
+    "weight_scale_2": "ModelOpt (NVFP4)",
+    "absmax": "bitsandbytes",
+    "scales": "MLX",
+}
+"""What packs weights, by the end of a name that it alone, or the first one here, gives."""
 
+
+class Tensor(NamedTuple):
+    """A tensor of a safetensors file: its name, its type ("BF16"), and how many numbers it has."""
+
+    name: str
     kind: str
     size: int
 
@@ -116,6 +131,13 @@ class Config:
                 continue
             if not (isinstance(size, int) and 1 <= size <= most):
                 return f"config.json is damaged ({name} is {size!r})"
+        for part in (self.stated, *self.stated.values()):
+            labels = part.get("num_labels") if isinstance(part, dict) else None
+            if labels is not None and not (isinstance(labels, int) and labels <= _MOST_LABELS):
+                return f"config.json is damaged (num_labels is {labels!r})"
+        given = getattr(text, "quantization_config", {})
+        if not isinstance(given, dict) or not isinstance(given.get("quant_method") or "", str):
+            return f"config.json is damaged (quantization_config is {given!r})"
         return None
 
 
@@ -136,30 +158,43 @@ def check_config(name: str, folder: Path) -> None:
     """
     with naming(name):
         config = Config(read_object(folder / "config.json"))
-        # Without a damaged one transformers would go on, with other stop tokens.
-        read_object(folder / GENERATION)
+        # With a damaged one transformers would go on, with other stop tokens.
+        for file in _JSON_FILES[1:-1]:
+            read_object(folder / file)
         if config.fault:
             raise LoadError(config.fault)
     if config.other_purpose:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
 
 
-def left_out(name: str, known: Iterable[str], unexpected: Iterable[str]) -> Iterator[str]:
-    """A line about weights of layers beyond those of the configuration: transformers leaves them
-    out, and the text of what is left means nothing.
+def packing(folder: Path) -> str | None:
+    """Return how the weights in a folder are quantised: the method that its files name, or what
+    packs weights under such names; None if they are plain.
 
-    Args:
-        name: of the model.
-        known: names of its weights.
-        unexpected: names of weights in its files that it does not have.
+    Raises:
+        LoadError: a file is damaged.
     """
-    alike = {_NUMBER.sub("N", each) for each in known}
-    if beyond := sorted(each for each in unexpected if _NUMBER.sub("N", each) in alike):
-        more = f" and {counted(len(beyond) - 1, 'more weight')}" if len(beyond) > 1 else ""
-        yield (
-            f"{name}: weights of layers that config.json does not have are left out"
-            f" ({beyond[0]}{more}); check its num_hidden_layers"
-        )
+    stated = read_object(folder / "config.json")
+    given = getattr(Config(stated).get_text_config(), "quantization_config", None) or {}
+    if given.get("load_in_4bit") or given.get("load_in_8bit"):
+        return "bitsandbytes"
+    method = given.get("quant_method")
+    modelopt = read_object(folder / "hf_quant_config.json").get("quantization")
+    if method == "modelopt" or (method is None and isinstance(modelopt, dict)):
+        kind = str(given.get("quant_algo") or (modelopt or {}).get("quant_algo"))
+        return FP8 if kind.startswith("FP8") else f"ModelOpt ({kind})"
+    if method is not None:
+        return str(method)
+    if stated.get("quantization"):
+        return "MLX"
+    tensors = stored_tensors(folder)
+    endings = {each.name.rpartition(".")[2] for each in tensors}
+    for ending, packer in _PACKERS.items():
+        if ending in endings:
+            return packer
+    if any(each.kind.startswith("F8") for each in tensors):
+        return FP8
+    return "a method that its quantization_config does not name" if given else None
 
 
 def check_gguf(name: str, path: Path) -> GGUFHeader:
@@ -290,17 +325,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def key_of(value: Any, found: Any) -> str | None:
-    """The key that has a value in what a JSON file holds, however deep; None if none has."""
-    pairs = found.items() if isinstance(found, dict) else enumerate(found)
-    for key, each in pairs:
-        if type(each) is type(value) and each == value and isinstance(key, str):
-            return key
-        if isinstance(each, dict | list) and (inner := key_of(value, each)):
-            return inner
-    return None
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The files of weights that transformers would read, whether they exist or not.
 
@@ -316,6 +340,8 @@ def weight_files(folder: Path) -> list[Path]:
             shards = index["weight_map"].values()
             if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
                 raise LoadError(f"{name}.index.json names files outside of its folder")
+            if "metadata" not in index:
+                raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
             return [folder / shard for shard in sorted(set(shards))]
         except (KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{name}.index.json is damaged (it names no files)") from error
@@ -335,7 +361,7 @@ def stored_tensors(folder: Path) -> list[Tensor]:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118, not a dict
                     part = file.get_slice(name)
-                    found.append(Tensor(part.get_dtype(), math.prod(part.get_shape())))
+                    found.append(Tensor(name, part.get_dtype(), math.prod(part.get_shape())))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off") from error
     return found

@@ -17,7 +17,9 @@ from transformers import DynamicCache
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.pytorch_utils import Conv1D
 
+from ..decoder.errors import UnsupportedModelError
 from . import model_files
+from .checkpoint import BLOCK
 from .device import Device
 from .memory import LEAST_CONTEXT, PACKED, Asked, ModelSpec, format_bytes, usable
 
@@ -25,6 +27,8 @@ _BITS = re.compile(r'"(?:bits|w_bit|nbits|weights|quant_type)": "?(?:int|float)?
 """Where a quantised checkpoint's configuration (as JSON) has the bits of a weight."""
 _BYTES = {"bitnet": 0.25, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes per weight of methods whose configuration does not say it, where it is not 1."""
+_FP8_METHODS = ("fp8", "mxfp8", "fbgemm_fp8")
+"""What transformers calls weights in FP8 with scales."""
 _UNPACKED = frozenset({"compressed-tensors"})
 """Methods whose weights are small on disk only: the first forward pass makes them plain."""
 
@@ -43,9 +47,30 @@ def empty_model(config: Any, hub: Mapping[str, Any]) -> Any:
             # `from_config` would run the newest code, whatever the revision.
             asking = {name: value for name, value in hub.items() if name != "trust_remote_code"}
             found = get_class_from_dynamic_module(own, config.name_or_path, **asking)
-            return found._from_config(config)
-        # Without this keyword, transformers would ask on the terminal.
-        return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return found._from_config(config, attn_implementation=None)
+        # A configuration may name attention that this machine does not have; and transformers would
+        # ask on the terminal whether it may run other code.
+        return auto_class(config).from_config(
+            config, attn_implementation=None, trust_remote_code=False
+        )
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of transformers that makes a model of a configuration: some models that see
+    pictures have no entry among those that only continue texts.
+
+    Raises:
+        UnsupportedModelError: no class does.
+    """
+    own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if own or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return transformers.AutoModelForImageTextToText
+    raise UnsupportedModelError(
+        f"models of the family {config.model_type!r} are not supported: transformers continues no"
+        " text with them"
+    )
 
 
 def spec_of(
@@ -143,18 +168,30 @@ def choose_dtype(
     )
 
 
-def make_fp8_plain(device: Device, config: Any) -> str | None:
-    """Have weights in FP8 made plain where the device cannot multiply them; returns a notice.
+def fp8_block(device: Device, config: Any, method: str | None) -> Sequence[int] | None:
+    """Have weights in FP8 made plain if the device cannot multiply them, or transformers does not
+    read their scales.
 
-    transformers does that too, but asks the machine's first GPU and not the device in use.
+    transformers makes them plain too, but asks the machine's first GPU and not the device in use,
+    and spreads the scales of blocks evenly over a weight.
+
+    Returns:
+        Rows and columns of a block of a weight with one scale; None if weights stay as they are.
     """
-    given = getattr(config, "quantization_config", None)
-    if not isinstance(given, dict) or given.get("quant_method") != "fp8":
+    if method != model_files.FP8 and (method not in _FP8_METHODS or _multiplies_fp8(device)):
         return None
-    if device.kind == "cuda" and torch.cuda.get_device_capability(device.torch_name) >= (8, 9):
-        return None
-    config.quantization_config = {**given, "dequantize": True}
-    return f"{device.label} does not multiply in FP8: the weights become plain ones"
+    block = None
+    for part in (config, config.get_text_config(decoder=True)):
+        if given := getattr(part, "quantization_config", None):
+            block = given.get("weight_block_size")
+            del part.quantization_config
+    return block or (BLOCK, BLOCK)
+
+
+def _multiplies_fp8(device: Device) -> bool:
+    if device.kind != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device.torch_name) >= (8, 9)
 
 
 def _stored(given: Any) -> tuple[str, float] | None:

@@ -196,7 +196,7 @@ class OwnCacheModel:
         logits: Tensor = found.logits[0]
         return logits[len(logits) - rows :]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _expected(self, text: Tensor) -> Tensor:
         """Logits after a text that is read at once, float32 [1, vocabulary]."""
         try:
@@ -212,7 +212,7 @@ class OwnCacheModel:
             raise NaNLogitsError
         return expected
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _agrees(self, read: Callable[[Tensor], Tensor], text: Tensor, expected: Tensor) -> bool:
         """Whether a mode of reading a text gives the logits that are expected after it."""
         try:

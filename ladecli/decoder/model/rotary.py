@@ -94,7 +94,7 @@ class RotaryTables:
             found[kind] = Rotary(cos, sin, self._interleaved, scale)
         return found
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _grow(self, kind: str, is_long: bool, last_position: int) -> Tensor:
         """The table of a kind with room for a position."""
         boundary = self._facts.rope_boundary

@@ -48,7 +48,7 @@ class Trial:
     dtype: torch.dtype  # whose rounding counts as such
 
     @classmethod
-    @torch.inference_mode()
+    @torch.no_grad()
     def of(cls, model: Any, facts: ModelFacts) -> Trial:
         """Run the model.
 
@@ -99,7 +99,7 @@ class Trial:
             return f"was off by {off:.1g} of the logits' spread"
         return None if ranked else "ranked its tokens wrongly"
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def is_batch_invariant(self, runner: Runner) -> bool:
         """Whether tokens alone and side by side have the same logits, bit for bit.
 
@@ -119,7 +119,7 @@ class Trial:
         together = runner.run(layout.build(text[:1], 0, Draft(tree)))
         return torch.equal(together[::2], torch.cat(alone))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _ranks(self, runner: Runner) -> bool:
         """Whether the runner finds the most probable tokens."""
         logits = self.expected[-2:].to(runner.device, runner.model.dtype)
@@ -129,7 +129,7 @@ class Trial:
         same = torch.equal(logits.gather(1, found), logits.gather(1, ids))
         return same and torch.allclose(shares, expected, rtol=1e-3)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _difference(self, runner: Runner) -> float:
         """How far logits are from the expected ones, relative to their spread.
 

@@ -78,6 +78,7 @@ def is_plain(module: nn.Module) -> bool:
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter
         and module.weight.is_floating_point()
+        and "forward" not in vars(module)  # compressed-tensors puts its own there
     )
 
 

@@ -324,7 +324,7 @@ class CudaGraphs(Runner):
         step.replay()
         return _rows(step.logits, layout.outputs)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _capture_and_run(self, kind: Kind, layout: StepLayout, *, again: bool = True) -> Tensor:
         try:
             self._steps[kind] = self._make(kind, layout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -70,7 +70,6 @@ class Runner:
         """
         return lambda: read(self.run(layout))()
 
-    @torch.inference_mode()
     def run(self, layout: StepLayout) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""
         model, cache = self.model, self.cache
@@ -88,6 +87,7 @@ class Runner:
         )
         try:
             with (
+                no_gradients(model),
                 quiet() if model.foreign else nullcontext(),
                 sdpa_kernel(SDPA) if model.device.type == "cuda" else nullcontext(),
             ):
@@ -121,6 +121,12 @@ class Runner:
 
     def forget(self) -> None:
         """Let go of what is kept for further steps."""
+
+
+def no_gradients(model: Forward) -> AbstractContextManager[object]:
+    """Return a context for a forward: a module of a library may keep what it makes, and change it
+    later where torch allows no change to what was made in inference mode."""
+    return torch.no_grad() if model.foreign else torch.inference_mode()
 
 
 def uses_triton(model: Forward) -> bool:

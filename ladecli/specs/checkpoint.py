@@ -1,0 +1,172 @@
+"""What the files of a checkpoint hold beside the weights that a model reads as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ..errors import LoadError, counted
+from . import model_files
+
+BLOCK = 128
+"""Rows and columns of a block of FP8 weights with one scale, if the configuration names no size."""
+_NUMBER = re.compile(r"\d+")
+_TABLES = frozenset({"inv_freq", "masked_bias", "causal_mask", "position_ids"})
+"""Names of tensors that models once saved and now compute."""
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
+"""Ends of the names of scales that have no effect on activations, keys and values in full."""
+
+
+def check_unread(
+    name: str, model: Any, unexpected: Iterable[str], folder: Path | None
+) -> Iterator[str]:
+    """Yield a line about weights that a model leaves out and does not need.
+
+    Args:
+        name: of the model.
+        model: as transformers made it.
+        unexpected: names of weights in its files that the model has no place for.
+        folder: with the files, if they are on this machine.
+
+    Raises:
+        LoadError: such a weight belongs to a layer, or another module, that the model has, and
+            would change the text.
+    """
+    modules = dict(model.named_modules())
+    read = {_NUMBER.sub("N", each) for each, _ in model.named_parameters()}
+    layers: list[str] = []
+    inside: list[str] = []
+    others: list[str] = []
+    for key in sorted(unexpected):
+        owner = _owner(key, modules, model.base_model_prefix)
+        if owner is None:
+            (layers if _NUMBER.sub("N", key) in read else others).append(key)
+        elif owner and not _is_zero(key, folder):
+            inside.append(key)
+    if inside:
+        raise LoadError(
+            f"{name}: the model of config.json has no place for {_listed(inside)} of its files,"
+            " without which the text would be another one; take the config.json that belongs to"
+            " the weights"
+        )
+    if layers:
+        yield (
+            f"{name}: weights of layers that config.json does not have are left out"
+            f" ({_listed(layers)}); check its num_hidden_layers"
+        )
+    if others:
+        yield f"{name}: the model has no part for {_listed(others)} of its files: left out"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {counted(len(names) - 1, 'more weight')}" if len(names) > 1 else ""
+    return f"{names[0]}{more}"
+
+
+def _owner(key: str, modules: dict[str, Any], prefix: str) -> bool | None:
+    """Return whether a weight would change what a module of the model computes; None if it belongs
+    to none of them.
+
+    Args:
+        key: the weight's name; files of the inner model lack a prefix.
+        modules: of the model, by name.
+        prefix: of the inner model.
+    """
+    for start in ((), (prefix,)):
+        parts = [*start, *key.split(".")]
+        for end in range(len(parts) - 1, 0, -1):
+            module = modules.get(".".join(parts[:end]))
+            if module is None:
+                continue
+            in_layer = any(part.isdigit() for part in parts[:end])
+            if in_layer or [*module.parameters(recurse=False)]:
+                mask = parts[end:] == ["bias"] and bool([*module.children()])  # of old GPT models
+                return not mask and parts[-1] not in _TABLES
+            break
+    return None
+
+
+def _is_zero(key: str, folder: Path | None) -> bool:
+    """Return whether a weight is a bias of zeros, as some tools write them."""
+    if folder is None or not key.endswith("bias"):
+        return False
+    for path in model_files.weight_files(folder):
+        with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
+            if key in file.keys():  # noqa: SIM118, not a dict
+                return not file.get_tensor(key).any()
+    return False
+
+
+def plain_tensors(folder: Path, dtype: torch.dtype, block: Sequence[int]) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint in FP8 by name, with its weights as plain ones.
+
+    Args:
+        folder: with safetensors files.
+        dtype: of the weights that were in FP8.
+        block: rows and columns of a weight that share a scale, if a scale has such blocks.
+
+    Raises:
+        LoadError: the shape of a scale does not go with that of its weight.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in model_files.weight_files(folder):
+        tensors |= load_file(path)
+    for name in [name for name, each in tensors.items() if each.dtype in _FP8]:
+        stem = name.removesuffix(".weight")
+        names = f"{name}_scale_inv", f"{name}_scale", f"{stem}.scale", f"{stem}.qscale_weight"
+        weight = tensors[name].float()
+        scale = next((tensors.pop(each) for each in names if each in tensors), None)
+        if scale is not None:
+            try:
+                weight *= _spread(scale, weight.shape, block)
+            except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
+                raise LoadError(
+                    f"the scale of {name} has the shape {[*scale.shape]}, which does not go with"
+                    f" the weight's {[*weight.shape]}"
+                ) from error
+        tensors[name] = weight.to(dtype)
+    return {name: each for name, each in tensors.items() if not _OF_ACTIVATIONS.search(name)}
+
+
+def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
+    """Return a scale that can be multiplied with a weight of a shape: it may be one number, or have
+    one for each matrix, row, group of rows or block."""
+    # Bytes are exponents, as in MXFP8.
+    scale = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
+    if scale.numel() == 1:
+        return scale.reshape(())
+    if scale.ndim > len(shape):  # blocks side by side: [blocks, 1, blocks, 1]
+        scale = scale.squeeze()
+    if scale.ndim < len(shape):  # no column of its own
+        whole = len(shape) == 3 and scale.shape == shape[:1]
+        scale = scale[:, None, None] if whole else scale[..., None]
+    for axis in (-2, -1):
+        size, count = shape[axis], scale.shape[axis]
+        each = block[axis] if -(-size // block[axis]) == count else size // count
+        if each * count < size:
+            raise ValueError
+        scale = scale.repeat_interleave(each, axis).narrow(axis, 0, size)
+    return scale
+
+
+def fit_embeddings(model: Any, adapter: Path) -> None:
+    """Give a model as many embeddings as an adapter has saved, which may come with tokens of its
+    own; the adapter is a folder, and the model may be without weights."""
+    from peft import load_peft_weights
+
+    ends = [each for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each]
+    names = {name for name, module in model.named_modules() if any(module is end for end in ends)}
+    for key, tensor in load_peft_weights(str(adapter), device="cpu").items():
+        owner = key.removeprefix("base_model.model.").partition(".base_layer")[0]
+        if owner.removesuffix(".weight") in names and len(tensor) != len(ends[0].weight):
+            model.resize_token_embeddings(len(tensor), mean_resizing=False)
+            return
