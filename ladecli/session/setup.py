@@ -74,10 +74,9 @@ def decide(
     no_graphs = why_no_graphs(options, device, split)
     choice = choose_profile(drafts.profile, options, device, shape, split)
     base = choice.base(drafts.wants_paper)
+    facts = planned.facts
     asked = memory.Asked(
-        longest=planned.facts.context
-        if options.max_context is None
-        else planned.facts.most_context,
+        longest=facts.context if options.max_context is None else facts.most_context,
         wanted=options.max_context,
         width=1 if drafts.strategy == "autoregressive" else drafts.lookahead(base).step_limit,
         attention=attention.name,
