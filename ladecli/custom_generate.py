@@ -22,7 +22,12 @@ from .decoder.events import Finished
 from .decoder.load import Wanted, find_way, new_cache
 from .decoder.model.families import facts_of
 from .decoder.model.forward import Forward
-from .decoder.model.modified import fingerprint, intervention, prepares_inputs
+from .decoder.model.modified import (
+    depends_on_rows,
+    fingerprint,
+    intervention,
+    prepares_inputs,
+)
 from .decoder.model.own_cache import OwnCacheModel
 from .decoder.model.stock import StockModel
 from .decoder.model.transformer import Transformer
@@ -250,6 +255,9 @@ def _find_forward(
     """
     if prepares_inputs(model):
         what = "something else than its class prepares its inputs"
+        return None, [f"transformers' own decoding runs, without drafts: {what}"]
+    if depends_on_rows(model):
+        what = "its 8-bit products depend on how many tokens a step has"
         return None, [f"transformers' own decoding runs, without drafts: {what}"]
     try:
         facts = facts_of(model)

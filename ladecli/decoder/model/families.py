@@ -299,7 +299,8 @@ def _ropes(text: Any, most: int) -> list[_Rope]:
         kind, original = rope.get("rope_type", "default"), most
         if kind != "dynamic":  # of which transformers does not read it
             original = rope.get("original_max_position_embeddings") or most
-        factor = rope.get("factor")
-        known = isinstance(factor, int | float) and 1 <= factor < MOST_FACTOR
-        ropes.append(_Rope(kind, original, int(original * factor) if known else original))
+        scaled, factor = original, rope.get("factor")
+        if isinstance(factor, int | float) and 1 <= factor < MOST_FACTOR:
+            scaled = int(original * factor)
+        ropes.append(_Rope(kind, original, scaled))
     return ropes

@@ -85,7 +85,9 @@ class Transformer:
             body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)
         )
         make = partial(layer_of, text, family, self.rotary.kinds, projection, norm)
-        self.layers = make_layers(make, body.layers, at_once=MOST_PACKED if on_cpu and pack else 1)
+        # A configuration may name fewer layers than there are, as for an early exit.
+        layers = body.layers[: facts.layers]
+        self.layers = make_layers(make, layers, at_once=MOST_PACKED if on_cpu and pack else 1)
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]
