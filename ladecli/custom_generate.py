@@ -20,9 +20,14 @@ from .decoder.decoder import Decoder
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
 from .decoder.load import Wanted, find_way, new_cache
-from .decoder.model.families import model_facts
+from .decoder.model.families import facts_of
 from .decoder.model.forward import Forward
-from .decoder.model.modified import fingerprint, intervention, prepares_inputs
+from .decoder.model.modified import (
+    depends_on_rows,
+    fingerprint,
+    intervention,
+    prepares_inputs,
+)
 from .decoder.model.own_cache import OwnCacheModel
 from .decoder.model.stock import StockModel
 from .decoder.model.transformer import Transformer
@@ -109,7 +114,7 @@ class CustomGenerate:
         """
         dropped = lade_dropped or {}
         asked = {"assistant_model": assistant_model, "synced_gpus": dropped.get("synced_gpus")}
-        facts = model_facts(model.config)
+        facts = facts_of(model)
         _refuse(model, input_ids, generation_config, model_kwargs | asked)
         streamer = dropped.get("streamer")  # which has the prompt already
         known = _known(model)
@@ -131,7 +136,9 @@ class CustomGenerate:
             # Temperature, top-k and the like are among the logits processors already.
             sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
         forward = known.make_forward(model)
-        decoder = Decoder(Runner(forward, new_cache(forward, text.most)), facts)
+        decoder = Decoder(
+            Runner(forward, new_cache(forward, text.most)), facts, max_context=text.most
+        )
         if text.most > decoder.max_context:
             warnings.warn(
                 f"the text ends at the model's context of {decoder.max_context} tokens,"
@@ -249,8 +256,11 @@ def _find_forward(
     if prepares_inputs(model):
         what = "something else than its class prepares its inputs"
         return None, [f"transformers' own decoding runs, without drafts: {what}"]
+    if depends_on_rows(model):
+        what = "its 8-bit products depend on how many tokens a step has"
+        return None, [f"transformers' own decoding runs, without drafts: {what}"]
     try:
-        facts = model_facts(model.config)
+        facts = facts_of(model)
         way = find_way(model, facts, Wanted(join=False, not_ours=what))
     except UnsupportedModelError:
         if what is None:

@@ -16,6 +16,7 @@ from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.cpu_formats import packs, rows_alike
+from ladecli.decoder.model.families import facts_of
 from ladecli.decoder.sampling import LogitsProcessor, Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, StepResult
@@ -80,17 +81,16 @@ def reason_of(events: Sequence[Event]) -> FinishReason:
 def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any) -> list[int]:
     """What transformers' own generate yields, with its own attention.
 
-    Where rotary frequencies change with the length it runs without a cache: transformers 5.17
-    keeps one token of the text when it starts its cache anew, and yields something else.
+    A model that reads its text anew runs without a cache: transformers 5.17 keeps one token of the
+    text then, and yields something else.
     """
-    long_rope = "longrope" in str(getattr(model.config, "rope_parameters", ""))
     before = model.config._attn_implementation
     sdpa = model._supports_sdpa and model.config.model_type != "gemma2"
     model.set_attn_implementation("sdpa" if sdpa else "eager")
     try:
         ids = torch.tensor([list(prompt)])
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        settings |= {"use_cache": not long_rope, **options}
+        settings |= {"use_cache": not facts_of(model).rereads, **options}
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **settings
         )

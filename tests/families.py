@@ -86,6 +86,14 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral": ("mistral", {"sliding_window": SLIDING}),
+    "mistral_long": (
+        "mistral",
+        {
+            "sliding_window": SLIDING,
+            "rope_parameters": LONG_ROPE,
+            "max_position_embeddings": 160,
+        },
+    ),
     "ministral": ("ministral", {"head_dim": 8} | _MIXED),
     "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": _GROWING}),
     "qwen2": ("qwen2", _QWEN),

@@ -205,6 +205,12 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "weights": change_weights,
     "another weight": other_weight,
     "another weight's data": other_data,
+    "an activation": lambda layer: setattr(layer.mlp, "act_fn", torch.nn.ReLU()),
+    "attribute: scaling": lambda layer: setattr(layer.self_attn, "scaling", 0.2),
+    "attribute: epsilon": lambda layer: setattr(layer.input_layernorm, "variance_epsilon", 0.5),
+    "attribute of the configuration": lambda layer: setattr(
+        layer.self_attn.config, "num_hidden_layers", 1
+    ),
 }
 SLOWER = "transformers' (forward|own decoding)"
 """What a warning says, but for weights."""
@@ -216,12 +222,19 @@ def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> No
     before = same_text(model)
     hook = CHANGES[change](model.model.layers[0])
     warned = pytest.warns(UserWarning, match=SLOWER)
-    with contextlib.nullcontext() if "weight" in change else warned:
+    with contextlib.nullcontext() if "weight" in change or "attribute" in change else warned:
         assert same_text(model) != before
     assert same_text(model) != before  # said once; the tests take a second warning for an error
     if hook is not None:
         hook.remove()
         assert same_text(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization")
+def test_products_whose_rows_depend_on_each_other() -> None:
+    model = torch.ao.quantization.quantize_dynamic(own_model("llama"), {torch.nn.Linear})
+    with pytest.warns(UserWarning, match=SLOWER):
+        assert same_text(model, max_new_tokens=24)
 
 
 def test_a_hook_may_do_another_thing_at_every_call() -> None:

@@ -126,11 +126,12 @@ def test_long_prompts_in_chunks(family: str) -> None:
         assert ids_of(run(decoder, prompt, limits=Limits(15))) == expected
 
 
-@pytest.mark.parametrize("length", range(36, 43))
-def test_prompts_on_both_sides_of_a_rope_boundary(length: int) -> None:
-    prompt = prompt_for("phi3_long", length)
-    expected = transformers_ids(model_of("phi3_long"), prompt, 20)
-    decoder = fresh("phi3_long")
+@pytest.mark.parametrize("length", [36, 39, 40, 41, 42])
+@pytest.mark.parametrize("family", ["phi3_long", "mistral_long", "llama_dynamic"])
+def test_prompts_on_both_sides_of_a_rope_boundary(family: str, length: int) -> None:
+    prompt = prompt_for(family, length)
+    expected = transformers_ids(model_of(family), prompt, 20)
+    decoder = fresh(family)
     # After a longer and after a shorter text, whose keys are of the other frequencies.
     others = itertools.cycle(([], [*prompt[:20], *range(3, 43)], prompt[:20]))
     for strategy, other in zip(STRATEGIES, others, strict=False):

@@ -50,11 +50,7 @@ class Decoder:
         self.runner = runner
         self.batch_invariant = batch_invariant
         self.facts = facts
-        most = facts.context
-        if runner.model.drafts != "trees":
-            # Its own forward changes rotary frequencies in the middle of a step, or of a text.
-            most = min(most, facts.rope_boundary or most)
-        self.max_context = min(max_context or most, most)
+        self.max_context = min(max_context or facts.context, facts.most_context)
         self.cache = runner.cache
         kind = Executor if runner.model.drafts == "trees" else Chained
         chunk = prefill_chunk or chunk_on(runner.device.type)

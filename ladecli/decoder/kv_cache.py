@@ -64,7 +64,8 @@ class KVCache:
         length: committed slots; slot i holds the token at position i.
         slots: allocated ones.
         tensors: one per shape of a row; none before `reserve`.
-        long_keys: whether its keys were turned by the rotary frequencies of long texts.
+        turned: the length of the text whose rotary frequencies turned the keys, if it is beyond
+            the boundary of the model's; later keys have those of their own length.  Else 0.
         allocation: changes whenever tensors are allocated anew, and with them their addresses.
     """
 
@@ -72,7 +73,7 @@ class KVCache:
         self, shapes: Sequence[LayerShape], max_slots: int = sys.maxsize, first_slots: int = 0
     ) -> None:
         self.length = 0
-        self.long_keys = False
+        self.turned = 0
         self.allocation = 0
         self._max_slots = max_slots
         self._first_slots = first_slots

@@ -24,7 +24,7 @@ from .faults import reason_of
 from .kv_cache import KVCache
 from .model.attention.triton import compile_attention, triton_available
 from .model.building import can_run
-from .model.families import ModelFacts, model_facts
+from .model.families import ModelFacts, facts_of
 from .model.form_races import Races
 from .model.forward import Forward
 from .model.layer import TorchOps
@@ -116,8 +116,8 @@ def load_decoder(
         NaNLogitsError: its weights are damaged.
         DeviceLostError: the GPU met a fault.
     """
-    facts = model_facts(model.config)
-    limit = min(max_context or facts.context, facts.context)
+    facts = facts_of(model)
+    limit = min(max_context or facts.context, facts.most_context)
     device = input_device(model)
     on_gpu = device.type == "cuda"
     kernels = kernels and on_gpu and triton_available(device)

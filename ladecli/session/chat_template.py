@@ -319,7 +319,7 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
         raise UsageError("this model has no chat template; use --raw, or --chat-template FILE")
     if name is None:
         raise UsageError(
-            f"this model has the chat templates {', '.join(sorted(map(str, named)))} and no default;"
+            f"this model has chat templates {', '.join(sorted(map(str, named)))} and no default;"
             " choose one by --chat-template"
         )
     if files.expanded(name).is_file():

@@ -74,8 +74,9 @@ def decide(
     no_graphs = why_no_graphs(options, device, split)
     choice = choose_profile(drafts.profile, options, device, shape, split)
     base = choice.base(drafts.wants_paper)
+    facts = planned.facts
     asked = memory.Asked(
-        longest=planned.facts.context,
+        longest=facts.context if options.max_context is None else facts.most_context,
         wanted=options.max_context,
         width=1 if drafts.strategy == "autoregressive" else drafts.lookahead(base).step_limit,
         attention=attention.name,
@@ -118,7 +119,7 @@ def _without_effect(
 
 def _limit_notice(options: SessionOptions, planned: PlannedModel) -> list[str]:
     """A line about a limit of the context that is none; in the config file it is for all models."""
-    most, wanted = planned.facts.context, options.max_context
+    most, wanted = planned.facts.most_context, options.max_context
     if wanted is None or wanted <= most or options.origins.get("max_context") == CONFIG_FILE:
         return []
     return [

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -41,9 +42,14 @@ def bytes_of(tokenizer: Any, token: int) -> bytes | None:
     """The bytes that a token adds to a text, of which it may hold a part of a character; None where
     its name does not tell."""
     name = str(tokenizer.convert_ids_to_tokens(token))
-    if found := re.fullmatch("<0x([0-9A-F]{2})>", name):
-        return bytes.fromhex(found[1])
-    return bytes(map(_LETTERS.index, name)) if {*name} <= {*_LETTERS} else None
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    state = b"" if decoder is None else bytes(decoder.__getstate__())
+    if b"ByteFallback" in state:
+        found = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name)
+        return bytes.fromhex(found[1]) if found else None
+    if b"ByteLevel" in state and {*name} <= {*_LETTERS}:
+        return bytes(map(_LETTERS.index, name))
+    return None
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
@@ -209,39 +215,84 @@ def overlap(text: str, mark: str) -> int:
     return 0
 
 
-class StopStrings:
-    """Passes text through until a stop string appears, and never shows a part of one.
+class EndStrings:
+    """Tells whether a token ends a text: as with transformers' `generate(stop_strings=...)`, if a
+    stop string ends within it.
 
-    As with transformers' `generate(stop_strings=...)`, a stop string may hold special tokens, and
-    may begin in the prompt.
+    What tokens add is compared byte by byte, since a stop string may begin or end inside a token,
+    in the prompt, in a special token, or beside bytes that are no character.
 
     Args:
-        stops: strings that end the text and are no part of it; empty ones are ignored.
+        tokenizer: of the text.
+        prompt: the ids before it.
+        stops: stop strings.
+    """
+
+    BASE = "abcdef"
+    """A token is read after this, as in the middle of a text."""
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = [stop.encode("utf-8", "surrogatepass") for stop in stops]
+        base = tokenizer(self.BASE, add_special_tokens=False)["input_ids"] if stops else []
+        self._base = tokenizer.convert_ids_to_tokens(base)
+        self._spell = speller(tokenizer)
+        longest = max(map(len, self._stops), default=0)
+        self._last = deque(map(self._added, prompt[-longest:] if stops else ()), longest)
+
+    def feed(self, token: int) -> bool:
+        """Take one token; true if it ends the text."""
+        if not self._stops:
+            return False
+        added = self._added(token)
+        self._last.append(added)
+        text = b"".join(self._last)
+        known = len(text) - len(added)
+        return any(text.find(stop, max(known - len(stop) + 1, 0)) >= 0 for stop in self._stops)
+
+    def _added(self, token: int) -> bytes:
+        """The bytes that a token adds to a text."""
+        if (named := bytes_of(self._tokenizer, token)) is not None:
+            return named
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None:  # the model has more ids than the tokenizer
+            return b""
+        if not hasattr(self._tokenizer, "convert_tokens_to_string"):  # mistral-common's
+            return self._spell(token).encode()
+        text = str(self._tokenizer.convert_tokens_to_string([*self._base, name]))
+        return text[text.find(self.BASE) + len(self.BASE) :].encode("utf-8", "surrogatepass")
+
+
+class StopStrings:
+    """Passes text through, and never shows a part of the stop string that ends it.
+
+    Args:
+        stops: strings that end the text and are no part of it.
         before: the end of the prompt, with its special tokens.
     """
 
     def __init__(self, stops: Sequence[str], before: str = "") -> None:
-        self._stops = [stop for stop in stops if stop]
+        self._stops = stops
         self._held = Text.special(before[len(before) - self._open(before) :])
-        self.found = False
+        self._cut = False
 
-    def feed(self, text: Text) -> Text:
+    def feed(self, text: Text, ended: bool) -> Text:
         """The text that is certain not to belong to a stop string; may be empty.
 
-        After a stop string it is always empty.
+        Args:
+            text: that is new.
+            ended: whether a stop string ends in it.
         """
-        if not self._stops:
-            return text
-        if self.found:
+        if self._cut:
             return Text()
         known, held = len(self._held.written), self._held.joined(text)
-        # What ends before this text is the prompt's own.
-        searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
-        starts = [at for stop, first in searched if (at := held.written.find(stop, first)) >= 0]
-        if starts:
-            self.found = True
+        if ended:
+            # What ends before this text is the prompt's own.
+            searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
+            starts = [at for stop, first in searched if (at := held.written.find(stop, first)) >= 0]
+            self._cut = bool(starts)  # tokens may spell a stop string that no text of them has
             self._held = Text()
-            return held.cut(min(starts))[0]
+            return held.cut(min(starts))[0] if starts else held
         certain, self._held = held.cut(len(held.written) - self._open(held.written))
         return certain
 
@@ -294,6 +345,8 @@ class TextStream:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added = {*added, *getattr(tokenizer, "all_special_ids", ())}
         self._detokenizer = Detokenizer(tokenizer, prompt)
+        stops = [stop for stop in stops if stop]
+        self._ends = EndStrings(tokenizer, prompt, stops)
         longest = max(map(len, stops), default=0)
         end = list(prompt[-longest:]) if longest else []
         before = tokenizer.decode(end, skip_special_tokens=False)
@@ -303,8 +356,9 @@ class TextStream:
 
     def feed(self, token: int) -> bool:
         """Take one token; true when a stop string is complete."""
-        self._pieces.append(self._split(self._stops.feed(self._text_of(token))))
-        return self._stops.found
+        ended = self._ends.feed(token)
+        self._pieces.append(self._split(self._stops.feed(self._text_of(token), ended)))
+        return ended
 
     def take(self, tokens: Sequence[int]) -> list[Part]:
         """The text of each of some tokens; that of the last one may still be missing.
@@ -319,7 +373,7 @@ class TextStream:
 
     def flush(self) -> Part:
         """The text that was held back, at the end of the stream."""
-        rest = self._stops.feed(Text.plain(self._detokenizer.flush()))
+        rest = self._stops.feed(Text.plain(self._detokenizer.flush()), False)
         part = self._split(rest.joined(self._stops.flush()))
         if self._splitter is None:
             return part

@@ -171,17 +171,12 @@ def test_a_known_answer_takes_few_steps_with_chains(family: str) -> None:
     assert len(steps_of(events)) < 40 / 3
 
 
-@pytest.mark.parametrize("family", ["falcon", "mpt"])
-def test_texts_end_where_a_forward_does_not_go_on(family: str) -> None:
-    """With one that knows no trees: at a change of rotary frequencies, or of its table's end."""
+def test_texts_end_where_a_forward_without_trees_does_not_go_on() -> None:
     limit = 40
-    long = {"rope_parameters": LONG_ROPE, "max_position_embeddings": 160, "alibi": False}
-    changes: dict[str, Any] = long if family == "falcon" else {"max_seq_len": limit}
-    model, prompt = new_model(family, **changes), prompt_for(family)
+    model, prompt = new_model("mpt", max_seq_len=limit), prompt_for("mpt")
     decoder = load_decoder(model, join=False)
     assert decoder.max_context == limit
-    new = limit - len(prompt)
-    expected = transformers_ids(model, prompt, new)
+    expected = transformers_ids(model, prompt, limit - len(prompt))
     store = DraftStore()
     store.learn_text([*prompt, *expected, *prompt])  # what drafts would go on with
     for strategy in ("autoregressive", "lookahead"):
@@ -191,14 +186,26 @@ def test_texts_end_where_a_forward_does_not_go_on(family: str) -> None:
         decoder.forget()
 
 
-def test_they_end_there_inside_transformers_too() -> None:
-    """A prompt in chunks would have the frequencies of short texts at first."""
-    rope = LONG_ROPE | {"original_max_position_embeddings": 140, "partial_rotary_factor": 1.0}
-    model, prompt = new_model("nemotron", rope_parameters=rope), prompt_for("nemotron", 133)
-    ids, settings = torch.tensor([prompt]), {"eos_token_id": None, "max_new_tokens": 20}
-    with pytest.warns(UserWarning, match="ends at the model's context of 140 tokens"):
-        text = model.generate(ids, custom_generate=ladecli.lookahead, **settings)[0].tolist()
-    assert text == prompt + transformers_ids(model, prompt, 7)
+HALF = {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 140}
+LONG = {"rope_parameters": LONG_ROPE | HALF}
+GROWING = {
+    "max_position_embeddings": 140,
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0} | HALF,
+}
+
+
+@pytest.mark.parametrize("settings", [LONG, GROWING], ids=["longrope", "dynamic"])
+@pytest.mark.parametrize("family", ["nemotron", "mixtral"])
+def test_rotary_frequencies_that_change_inside_transformers(
+    family: str, settings: dict[str, Any]
+) -> None:
+    """With and without trees; a long prompt in chunks would have those of short texts at first."""
+    model = new_model(family, head_dim=8, **settings)
+    for length in (133, 141):
+        prompt = prompt_for(family, length)
+        ids, options = torch.tensor([prompt]), {"eos_token_id": None, "max_new_tokens": 20}
+        text = model.generate(ids, custom_generate=ladecli.lookahead, **options)[0].tolist()
+        assert text == prompt + transformers_ids(model, prompt, 20)
 
 
 def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
@@ -319,30 +326,32 @@ def test_an_unknown_family_that_differs_gets_no_trees() -> None:
 # Facts.
 
 
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-DYNAMIC["original_max_position_embeddings"] = 40
+def _stretched(kind: str, **more: Any) -> dict[str, Any]:
+    """A configuration of 64 positions, to which scaling by 4 was added."""
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **more}
+    return {"max_position_embeddings": 64, "rope_parameters": rope}
 
 
 @pytest.mark.parametrize(
     ("family", "settings", "limits"),
     [
-        ("mistral", {}, (256, SLIDING, None)),
-        ("llama3", {}, (256, None, None)),
-        ("gemma3", {}, (256, SLIDING, None)),
-        ("phi3_long", {}, (160, None, 40)),
-        ("llama_dynamic", {}, (40, None, None)),
-        (
-            "llama_dynamic",
-            {"max_position_embeddings": 80, "rope_parameters": DYNAMIC},
-            (40, None, None),
-        ),
+        ("mistral", {}, (256, 256, SLIDING, None)),
+        ("llama3", {}, (512, 512, None, None)),
+        ("gemma3", {}, (256, 256, SLIDING, None)),
+        ("phi3_long", {}, (160, 160, None, 40)),
+        ("llama_dynamic", {}, (160, 160, None, 40)),
+        ("llama", _stretched("dynamic", original_max_position_embeddings=40), (256, 256, None, 64)),
+        ("llama", _stretched("yarn", original_max_position_embeddings=64), (256, 256, None, None)),
+        ("llama", _stretched("linear"), (64, 256, None, None)),
     ],
 )
 def test_facts(family: str, settings: dict[str, Any], limits: tuple[int | None, ...]) -> None:
-    """Context, sliding window, and where rotary frequencies change."""
+    """Context as it is and as may be asked for, sliding window, and where rotary frequencies
+    change."""
     facts = model_facts(new_model(family, **settings).config)
     assert (facts.layers, facts.vocabulary) == (2, VOCABULARY)
-    assert (facts.context, facts.sliding_window, facts.rope_boundary) == limits
+    window = facts.sliding_window, facts.rope_boundary
+    assert (facts.context, facts.most_context, *window) == limits
 
 
 def test_a_damaged_configuration_is_refused() -> None:

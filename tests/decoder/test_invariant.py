@@ -111,10 +111,11 @@ def read(decoder: Decoder, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("family", OWN)
 def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.dtype) -> None:
     decoder, draw = invariant_decoder(family, dtype), random.Random(7)
-    context = decoder.facts.context
+    facts = decoder.facts
+    context = (facts.rope_grows and facts.rope_boundary) or facts.context
     text = [draw.randrange(VOCABULARY) for _ in range(context)]
     for length, width in ((3, 2), (14, 9), (context // 3, 30), (context // 2, 124)):
-        boundary = decoder.facts.rope_boundary
+        boundary = facts.rope_boundary
         width = min(width, context - length)
         tree = random_tree(draw, width - 1)
         deepest = max(range(len(tree)), key=tree.depths.__getitem__)

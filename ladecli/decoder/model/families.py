@@ -7,13 +7,21 @@ cache (`own_cache`).  To add a family, add a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+from transformers import DynamicCache
+
+from ..compat import GENERATE_CACHE
 from ..errors import UnsupportedModelError
 
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose configuration does not state one."""
+
+
+MOST_FACTOR = 10_000
+"""A configuration that stretches a context further is wrong."""
 
 
 class NormNames(NamedTuple):
@@ -121,11 +129,16 @@ class ModelFacts:
     layers: int  # each with keys and values of its own
     vocabulary: int  # token ids that the model can read
     max_positions: int | None  # the context that the model was made for; None if it does not say
-    rope_boundary: int | None  # the text length from which on rotary frequencies change, or None
+    rope_boundary: int | None  # longer texts have other rotary frequencies; None if none have
     sliding_window: int | None  # how many positions some layers look back, or None
     no_trees: str | None = None
     """Why trees of drafts cannot be verified, as far as the configuration tells."""
     ours: bool = False  # whether our own forward is for it, as far as the configuration tells
+    most_positions: int = 0  # the longest context, if scaled rotary frequencies allow a longer one
+    rope_grows: bool = False  # whether every length beyond the boundary has its own frequencies
+    rereads: bool = False
+    """Whether the model's class reads a text anew where it grows beyond the boundary; others keep
+    the keys, which stay turned as they are."""
 
     @property
     def tested(self) -> bool:
@@ -134,8 +147,13 @@ class ModelFacts:
 
     @property
     def context(self) -> int:
-        """The most tokens of a text."""
+        """The most tokens of a text, unless more are asked for."""
         return self.max_positions or DEFAULT_CONTEXT
+
+    @property
+    def most_context(self) -> int:
+        """The most tokens of a text that may be asked for."""
+        return max(self.context, self.most_positions)
 
 
 def activation(text: Any) -> str | None:
@@ -203,9 +221,12 @@ def model_facts(config: Any) -> ModelFacts:
         raise UnsupportedModelError(
             f"config.json has {text.num_hidden_layers} layers: it is damaged; download it again"
         )
-    boundary, longest = _rope_limits(text)
-    made_for = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    limits = [n for n in (*made_for, longest) if n and n > 0]
+    made_for = [getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    most = min((n for n in made_for if n and n > 0), default=None)
+    ropes = [] if most is None else _ropes(text, most)
+    changing = [rope for rope in ropes if rope.kind in ("longrope", "dynamic")]
+    # Where scaling is linear, files differ in whether the length that they state is that before it.
+    sure = [rope.scaled for rope in ropes if rope.kind != "linear"]
     why_no_trees = no_trees(config)
     kinds = getattr(text, "layer_types", None)
     slides = kinds is None or "sliding_attention" in kinds
@@ -213,30 +234,73 @@ def model_facts(config: Any) -> ModelFacts:
         family=text.model_type,
         layers=text.num_hidden_layers,
         vocabulary=text.vocab_size,
-        max_positions=min(limits, default=None),
-        rope_boundary=boundary,
+        max_positions=None if most is None else max(most, *sure, 0),
+        rope_boundary=min((rope.original for rope in changing), default=None),
         sliding_window=getattr(text, "sliding_window", None) if slides else None,
         no_trees=why_no_trees,
         ours=why_no_trees is None and is_ours(text),
+        most_positions=max((rope.scaled for rope in ropes), default=0),
+        rope_grows=len({*changing}) > 1 or any(rope.kind == "dynamic" for rope in changing),
     )
 
 
-def _rope_limits(text: Any) -> tuple[int | None, int | None]:
-    """The length at which rotary frequencies change, and the longest text with defined ones.
+def facts_of(model: Any) -> ModelFacts:
+    """The facts about a loaded model; errors as `model_facts` has them."""
+    facts = model_facts(model.config)
+    boundary = facts.rope_boundary
+    return replace(facts, rereads=boundary is not None and _rereads(model, boundary))
 
-    `longrope` has one set of frequencies for short texts and one for long ones, and decides by
-    the largest position of a step: a draft beyond the boundary would change the logits of the
-    tokens before it.  `dynamic` changes them with every position beyond the original length and
-    remembers the longest text it ever saw, so texts end at that length.
+
+class _Full(DynamicCache):  # type: ignore[misc]
+    """A cache that says it holds a number of tokens."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self._length = length
+
+    def __len__(self) -> int:
+        return 1
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        """The number of tokens."""
+        return self._length
+
+
+def _rereads(model: Any, boundary: int) -> bool:
+    """Ask a model's class whether `generate` reads a text anew one token beyond a boundary."""
+    ids = torch.zeros((1, boundary + 1), dtype=torch.long)
+    more = {"attention_mask": torch.ones_like(ids), "use_cache": True, "next_sequence_length": 1}
+    try:
+        fed = model.prepare_inputs_for_generation(ids, **{GENERATE_CACHE: _Full(boundary)}, **more)
+        return fed.get(GENERATE_CACHE) is None
+    except Exception:  # code from the hub takes other arguments
+        return False
+
+
+class _Rope(NamedTuple):
+    """Rotary frequencies as a configuration states them.
+
+    Those of `longrope` are one set for texts up to the original length and one for longer texts;
+    `dynamic` has others for every length beyond it.  transformers takes those of the largest
+    position of a forward.
     """
-    most = getattr(text, "max_position_embeddings", None)
+
+    kind: str
+    original: int  # the length from which on they are scaled
+    scaled: int  # the length that they are scaled for
+
+
+def _ropes(text: Any, most: int) -> list[_Rope]:
+    """The rotary frequencies of a text model that is made for a length: one set, or one for each
+    kind of layer."""
     parameters = getattr(text, "rope_parameters", None) or {}
-    # One set of parameters, or one for each kind of layer.
-    nested = [p for p in parameters.values() if isinstance(p, dict)]
-    for rope in nested or [parameters]:
-        original = rope.get("original_max_position_embeddings") or most
-        if rope.get("rope_type") == "longrope":
-            return original, None
-        if rope.get("rope_type") == "dynamic":
-            return None, original
-    return None, None
+    ropes = []
+    for rope in [p for p in parameters.values() if isinstance(p, dict)] or [parameters]:
+        kind, original = rope.get("rope_type", "default"), most
+        if kind != "dynamic":  # of which transformers does not read it
+            original = rope.get("original_max_position_embeddings") or most
+        scaled, factor = original, rope.get("factor")
+        if isinstance(factor, int | float) and 1 <= factor < MOST_FACTOR:
+            scaled = int(original * factor)
+        ropes.append(_Rope(kind, original, scaled))
+    return ropes

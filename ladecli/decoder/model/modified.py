@@ -12,11 +12,16 @@ import sys
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_ADAPTERS = ("_active_adapter", "_disable_adapters")
-"""Attributes in which peft's layers keep what is switched on."""
+_TORCHS = {*vars(nn.Module())}
+"""Attributes that torch gives every module."""
+_CHANGING = ("dynamic", "longrope")
+_PLAIN = {type(None), bool, int, float, str}
+_SEVERAL = {list, tuple, set, frozenset}
+_ONE_SCALE = ("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")
 _KNOWN = (
     *("torch", "transformers", "transformers_modules", "accelerate", "peft", "bitsandbytes"),
     *("torchao", "gptqmodel", "auto_gptq", "awq", "hqq", "optimum", "compressed_tensors"),
@@ -70,23 +75,48 @@ def _is_known(function: Any) -> bool:
     return str(code.co_filename).startswith(tuple(folders))
 
 
-def fingerprint(model: nn.Module) -> int:
-    """A number that is another one after anything of this was done to a model.
+def depends_on_rows(model: nn.Module) -> bool:
+    """Whether products give all of their rows one scale, as those of torch's `quantize_dynamic` do:
+    then logits depend on how a text is cut into forwards."""
+    return any(type(module).__module__.startswith(_ONE_SCALE) for module in model.modules())
 
-    It takes some microseconds a module, and reads no weight: torch counts the changes of each.
+
+def fingerprint(model: nn.Module) -> int:
+    """A number that is another one after anything was done to a model that a forward may read.
+
+    That is configurations, hooks, forwards, modules, their parameters and buffers, and whatever
+    other attributes they have.  It takes some microseconds a module, and reads no weight: torch
+    counts the changes of each.
     """
-    marks: list[Any] = [prepares_inputs(model)]
+    configs = {id(c): c for each in model.modules() if (c := getattr(each, "config", None))}
+    marks: list[Any] = [prepares_inputs(model), *(_mark(vars(each)) for each in configs.values())]
     for module in model.modules():
         own = vars(module)
-        marks += (id(module), type(module), type(module).forward, id(own.get("forward")))
+        marks += (id(module), type(module), type(module).forward)
         for kind in _HOOKS:
             marks += own[kind]  # their numbers, which torch gives out once
-        for name in _ADAPTERS:
-            if name in own:
-                marks.append(str(own[name]))
+        if "rope_type" in own and any(kind in str(own["rope_type"]) for kind in _CHANGING):
+            continue  # transformers itself changes its attributes with every forward
         for tensors in (own["_parameters"], own["_buffers"]):
-            for tensor in tensors.values():
-                if tensor is not None:
-                    # torch does not count changes of tensors of inference mode
-                    marks += (id(tensor), 0 if tensor.is_inference() else tensor._version)
+            marks += [_mark(tensor) for tensor in tensors.values() if tensor is not None]
+        marks += [
+            value if type(value) in _PLAIN else _mark(value)
+            for name, value in own.items()
+            if name not in _TORCHS
+        ]
     return hash(tuple(marks))
+
+
+def _mark(value: Any) -> Any:
+    """What tells a value from others: plain ones by value, tensors by changes, others by place."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
+    if isinstance(value, torch.Tensor):
+        # torch does not count changes of tensors of inference mode
+        return id(value), 0 if value.is_inference() else value._version
+    if kind is dict:
+        return tuple([(id(key), _mark(each)) for key, each in value.items()])
+    if kind in _SEVERAL:
+        return kind, *[_mark(each) for each in value]
+    return id(value)

@@ -24,6 +24,7 @@ from ..faults import is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
 from .families import accepts_multi_token_steps, may_verify_chains
 from .forward import Drafts, StepCache, StepInputs
+from .rotary import frequencies_as_loaded, growing
 from .stock import activation_type, input_device
 from .trial import TOLERANCE, difference, rounding_type
 
@@ -125,6 +126,7 @@ class OwnCacheModel:
         self.layer_shapes: list[LayerShape] = []
         self.drafts: Drafts = "none"
         self._model = model
+        self._growing = growing(model)
         self._config = model.config.get_text_config(decoder=True)
         parameters = inspect.signature(model.forward).parameters
         self._selects = "logits_to_keep" in parameters
@@ -190,7 +192,8 @@ class OwnCacheModel:
                 end = len(cache.text)
                 positions = torch.arange(end - len(tokens), end, device=tokens.device)
                 given["position_ids"] = positions[None]
-        found = self._model(input_ids=tokens[None], **given)
+        with frequencies_as_loaded(self._growing):
+            found = self._model(input_ids=tokens[None], **given)
         if self._name is not None:
             cache.held = cache.held if (held := returned_cache(found)) is None else held
         logits: Tensor = found.logits[0]

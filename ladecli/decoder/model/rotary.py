@@ -2,6 +2,8 @@
 
 # Annotations are not postponed, as in `cpu_formats`.
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -87,10 +89,15 @@ class RotaryTables:
         is_long = boundary is not None and last_position >= boundary
         found = {}
         for kind in self.distinct:
-            table = self._tables.get((kind, is_long))
-            if table is None or len(table) <= last_position:
-                table = self._grow(kind, is_long, last_position)
-            cos, sin = table[positions].unbind(1)
+            if is_long and self._facts.rope_grows:
+                with frequencies_as_loaded([self._module]):
+                    rows = self._made(kind, positions)
+            else:
+                table = self._tables.get((kind, is_long))
+                if table is None or len(table) <= last_position:
+                    table = self._grow(kind, is_long, last_position)
+                rows = table[positions]
+            cos, sin = rows.unbind(1)
             found[kind] = Rotary(cos, sin, self._interleaved, scale)
         return found
 
@@ -103,9 +110,16 @@ class RotaryTables:
             # The module looks at the largest position: it must not be one of longer texts.
             most = boundary
         count = min(max(1 << last_position.bit_length(), 256), most)
-        positions = torch.arange(count, device=self._like.device)[None]
+        if (kind, is_long) in self._tables:
+            self._outgrown.append(self._tables[kind, is_long])
         with one_thread():  # what several compute depends on the length of the table
-            cos, sin = self._module(self._like, positions, *([kind] if kind else []))
+            table = self._made(kind, torch.arange(count, device=self._like.device))
+        self._tables[kind, is_long] = table
+        return table
+
+    def _made(self, kind: str, positions: Tensor) -> Tensor:
+        """What the module makes of positions, [positions, 2, 1, n]."""
+        cos, sin = self._module(self._like, positions[None], *([kind] if kind else []))
         half = cos.shape[-1] // 2
         cos, sin = cos[0, :, :half], sin[0, :, :half]
         if self._interleaved:
@@ -113,8 +127,29 @@ class RotaryTables:
             sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
         else:
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        if (kind, is_long) in self._tables:
-            self._outgrown.append(self._tables[kind, is_long])
-        table = torch.stack((cos, sin), dim=1)[:, :, None].contiguous()
-        self._tables[kind, is_long] = table
-        return table
+        return torch.stack((cos, sin), dim=1)[:, :, None].contiguous()
+
+
+def growing(model: nn.Module) -> list[nn.Module]:
+    """The rotary embeddings of a model whose frequencies grow with the longest text so far."""
+    return [each for each in model.modules() if "dynamic" in str(getattr(each, "rope_type", ""))]
+
+
+@contextmanager
+def frequencies_as_loaded(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let rotary embeddings forget earlier texts before a forward, and this one afterwards."""
+    forget(modules)
+    try:
+        yield
+    finally:
+        forget(modules)
+
+
+def forget(modules: Sequence[nn.Module]) -> None:
+    """Let rotary embeddings that grow forget the longest text: they do so at a short one."""
+    for module in modules:
+        kinds: Any = module.rope_type
+        for kind in kinds if isinstance(kinds, dict) else [None]:
+            device = next(module.buffers()).device
+            first = torch.zeros((1, 1), dtype=torch.long, device=device)
+            module(torch.zeros(0, device=device), first, *([kind] if kind else []))

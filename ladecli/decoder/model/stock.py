@@ -22,6 +22,7 @@ from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, choose_backend
 from .attention.mask import Rules, StepMask
 from .forward import Drafts, StepCache, StepInputs
+from .rotary import frequencies_as_loaded, growing
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
@@ -118,6 +119,7 @@ class StockModel:
         self._configurations = [
             config for config in configs.values() if hasattr(config, "_attn_implementation")
         ]
+        self._growing = growing(model)
         self.use(name)
 
     def use(self, attention: str, ops: Any = None) -> None:
@@ -139,7 +141,7 @@ class StockModel:
             rows = step.outputs if len(step.outputs) else step.outputs.new_zeros(1)
             if self._spread:
                 rows = rows.cpu()  # selects on any device: the last layer may be on another
-        with self._named():
+        with self._named(), frequencies_as_loaded(self._growing):
             result = self._model(
                 input_ids=step.tokens[None],
                 attention_mask=None,

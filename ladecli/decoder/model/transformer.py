@@ -88,7 +88,8 @@ class Transformer:
         )
         make = partial(layer_of, text, family, self.rotary.kinds, projection, norm)
         at_once = MOST_PACKED if on_cpu and pack else 1
-        self.layers = make_layers(make, body.layers, at_once, on_layer)
+        # A configuration may name fewer layers than there are, as for an early exit.
+        self.layers = make_layers(make, body.layers[: facts.layers], at_once, on_layer)
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]

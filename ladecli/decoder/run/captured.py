@@ -284,6 +284,8 @@ class CudaGraphs(Runner):
         """
         width = captured_width(len(layout.tokens))
         fits = layout.pending <= MOST_PENDING and width <= PREFILL_CHUNK
+        if self._facts.rope_grows and max(layout.positions) >= (self._facts.rope_boundary or 0):
+            fits = False  # no two steps have the same rotary frequencies
         if not fits or width in self._uncaptured:
             return super().start(layout, read)
         kind = self._kind(layout, width)

@@ -104,24 +104,23 @@ class Executor:
         """Feed what the cache lacks of the text in chunks, but for what the next step takes along.
 
         That is the prompt; and the whole text where it grows beyond the boundary at which rotary
-        frequencies change, because the cached keys were turned by those of short texts.  Then
-        all ranks lack the same tokens, and wait for one another before every chunk, so that any
-        of them can end it; none of them may try a smaller one.
+        frequencies change, if the model's class reads it anew then.  Then all ranks lack the same
+        tokens, and wait for one another before every chunk, so that any of them can end it; none of
+        them may try a smaller one.
         """
         self._has_read = True
         total, cache = len(state.tokens), self.cache
-        if total - cache.length == 1 and self.facts.rope_boundary is None:
+        if total - cache.length == 1 and not self.facts.rereads:
             return  # all but the current token is there, as before most steps
-        alike = self._invalidate_on_rope_change(total) or total == state.prompt_length
-        # A token that no other one sees makes the model use long frequencies for short positions.
-        anchor = total - 1 if cache.long_keys else None
+        read_anew = self.facts.rereads and self._invalidate_on_rope_change(total)
+        alike = read_anew or total == state.prompt_length
         began = time.perf_counter()
-        while total - cache.length > self._most_pending:
+        while (start := cache.length) + (most := self._together(start)) < total:
             if alike:
                 self._sync()
-            start = cache.length
-            tokens = state.tokens[start : start + self._most_pending]
-            chunk = layout.build_chunk(tokens, start, anchor)
+            # A token that no other one sees has the model turn all keys by the same frequencies.
+            anchor = cache.turned - 1 if start < cache.turned else None
+            chunk = layout.build_chunk(state.tokens[start : start + most], start, anchor)
             if attempt(self.runner.run, chunk) is None:
                 if not self.retries_chunks:
                     raise NoMemoryError
@@ -133,15 +132,27 @@ class Executor:
             yield PromptRead(cache.length, total, time.perf_counter() - began)
             began = time.perf_counter()
 
+    def _together(self, start: int) -> int:
+        """The most committed tokens from a position on that one forward may feed: rotary
+        frequencies are those of the last one."""
+        most, boundary = self._most_pending, self.facts.rope_boundary
+        if start < self.cache.turned:
+            return min(most, self.cache.turned - start)
+        if boundary is None:
+            return most
+        if start < boundary:
+            return min(most, boundary - start)
+        return 1 if self.facts.rope_grows else most
+
     def _invalidate_on_rope_change(self, total: int) -> bool:
-        """Forget keys whose rotary frequencies are not those of texts of `total` tokens; whether
-        they were forgotten."""
-        boundary = self.facts.rope_boundary
-        is_long = boundary is not None and total > boundary
-        changed = is_long != self.cache.long_keys
+        """Forget keys whose rotary frequencies are not those of a text of `total` tokens that is
+        read at once; whether they were forgotten."""
+        boundary, before = self.facts.rope_boundary, self.cache.turned
+        now = 0 if boundary is None or total <= boundary else total
+        changed = before != now if self.facts.rope_grows else bool(before) != bool(now)
         if changed:
             self.cache.truncate(0)
-            self.cache.long_keys = is_long
+            self.cache.turned = now
         return changed
 
     def _sync(self) -> None:
@@ -154,6 +165,8 @@ class Executor:
         if boundary is not None and length <= boundary:
             # A draft must not reach to where positions change their meaning.
             last = min(last, boundary - 1)
+        elif boundary is not None and self.facts.rope_grows:
+            last = length - 1
         reach, width = last - (length - 1), self._widest
         # A path of more tokens than a step may have would be wider, too.
         return Room(min(reach, state.end - length - 1, width - 1), reach, width)
@@ -232,6 +245,11 @@ class Chained(Executor):
         super().begin(state, fingerprint)
         if self.runner.model.drafts == "none":
             self._widest = 1
+
+    def _together(self, start: int) -> int:
+        """See `Executor`: what one set of rotary frequencies turns is fed at once."""
+        left = self.cache.turned - start
+        return left if left > 0 else super()._together(start)
 
     def room(self, state: State) -> Room:
         """See `Executor`: only a chain can be verified."""
