@@ -319,12 +319,16 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
         raise UsageError("this model has no chat template; use --raw, or --chat-template FILE")
     if name is None:
         raise UsageError(
-            f"this model has the chat templates {', '.join(map(str, named))} and no default; choose"
+            f"this model has the chat templates {', '.join(sorted(map(str, named)))} and no default; choose"
             " one by --chat-template"
         )
     if files.expanded(name).is_file():
         return f"the chat template {name}", _source(name)
-    has = f"only {', '.join(map(str, named))}" if isinstance(known, Mapping) else "only its own"
+    has = (
+        f"only {', '.join(sorted(map(str, named)))}"
+        if isinstance(known, Mapping)
+        else "only its own"
+    )
     has = has if named else "none"
     raise UsageError(
         f"there is no chat template {name!r}: the model has {has}, and no file has this name"
