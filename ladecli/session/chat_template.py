@@ -310,6 +310,7 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
     file's, or, as transformers decides, the model's for tools or its default."""
     named = known if isinstance(known, Mapping) else {"default": known} if known else {}
     name, has_tools = choice.name, choice.arguments.get("tools") is not None
+    names = ", ".join(sorted(map(str, named)))
     usual = "tool_use" if has_tools and "tool_use" in named else "default"
     if (chosen := name or usual) in named:
         if not isinstance(source := named[chosen], str):
@@ -319,8 +320,8 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
         raise UsageError("this model has no chat template; use --raw, or --chat-template FILE")
     if name is None:
         raise UsageError(
-            f"this model has chat templates {', '.join(sorted(map(str, named)))} and no default;"
-            " choose one by --chat-template"
+            f"this model has the chat templates {names} and no default; choose one by"
+            " --chat-template"
         )
     if files.expanded(name).is_file():
         return f"the chat template {name}", _source(name)
