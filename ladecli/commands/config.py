@@ -17,7 +17,7 @@ from .. import files
 from ..errors import LadeError, UsageError
 from ..options import COMMANDS, request_of
 from ..options.declare import PANELS, PREFIX, Option, Options, config_path, options_of
-from ..view.screen import Column, Table, print_table
+from ..view.screen import Column, Table, line, print_table
 from ..view.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HEAD = """\
 # Defaults of lade's options.  A flag comes first, then a LADE_* variable, then this file.
 # Lines that begin with # and no blank are settings: remove the # to set them.
-# "" stands for no value, as if the line were not there.  `lade config show` tells what holds.
+# "" stands for no value, as if the line were not there.  `lade config` tells what holds.
 """
 _FOOT = """
 # --- One command alone ---
@@ -140,12 +140,6 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def run_path(_request: Options) -> int:
-    """Print where the config file is, or would be; returns the exit code."""
-    print(config_path())
-    return 0
-
-
 def run_init(request: InitRequest) -> int:
     """Write a config file with every setting in it, commented out; returns the exit code.
 
@@ -208,13 +202,15 @@ def _entry(setting: Option, having: list[str]) -> str:
 
 
 def show(found: Mapping[str, Options], color: str) -> int:
-    """Print what holds without flags, by command; returns the exit code."""
+    """Print the path of the config file, and what holds without flags, by command; returns the
+    exit code."""
     terminal = Terminal(color)
+    console = terminal.console(sys.stdout)
+    missing = "" if config_path().exists() else " (not there; lade config init writes it)"
+    line(console, f"{config_path()}{missing}")
     columns = tuple(Column(head, number=False) for head in ("setting", "value", "from"))
     table = Table("What holds without flags", columns, tuple(_rows(found)))
-    print_table(table, terminal.console(sys.stdout))
-    if not config_path().exists():
-        terminal.say("there is no config file; lade config init writes one")
+    print_table(table, console)
     return 0
 
 
