@@ -318,7 +318,7 @@ def company(report: Report, args: Namespace, place: Path) -> None:
                 chat.wait("tokens in")
                 chat.enter("/exit")
             report.holds((one.close(), other.close()) == (0, 0), "a chat beside another fails")
-    report.ends(forked.lade("config", "show", **home), "the config file")
+    report.ends(forked.lade("config", **home), "the config file")
     report.holds("left out" not in forked.lade("profiles", **home).stderr, "a profile is damaged")
     chats = [*(place / "home").rglob("chats/*.jsonl")]
     report.holds(len(chats) == min(2 * rounds, 100), f"{len(chats)} chats of {2 * rounds}")

@@ -503,7 +503,7 @@ def kinds_of(base: Path) -> dict[str, Kind]:
     profiles = sorted(Path(sys.modules["ladecli.profiles"].__file__ or "").parent.glob("*.toml"))
     model_calls = (("generate", "{}", *ASKED, "--raw", "--json"),)
     return {
-        "config": Kind([{"lade/config.toml": _CONFIG}], [("config", "show"), ("profiles",)]),
+        "config": Kind([{"lade/config.toml": _CONFIG}], [("config",), ("profiles",)]),
         "profile": Kind(
             [{"lade/profiles/mine.toml": each.read_bytes()} for each in profiles],
             [("profiles", "show", "mine"), ("profiles",), ("profiles", "show", "mine", "--json")],

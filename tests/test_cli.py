@@ -307,7 +307,7 @@ MISTAKES = {
     "run x": "No such command 'run'; here it is lade chat MODEL",
     "generate -p a x y": "(y) (see lade generate --help)",
     "chatt x": "No such command 'chatt'. Did you mean 'chat'? (see lade --help)",
-    "config shwo": "Did you mean 'config show'",
+    "config shwo": "unexpected extra argument",
     "bench --strategies lookahaed": "'lookahaed'",
     "bench --strategies ,": "unknown strategy ''",
     "bench --prompts nowhere.jsonl": "nowhere.jsonl",

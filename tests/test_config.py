@@ -222,14 +222,13 @@ def test_a_folder_whose_name_is_too_long_has_no_config_file(
     lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", f"/{'x' * 4000}")
-    assert lade("config", "show").code == 0
+    assert lade("config").code == 0
     assert "there is no trace nowhere" in lade("replay", "nowhere").refused()
 
 
 def test_init_keeps_what_is_there(lade: Any) -> None:
     path = write("windw = 1\n")
-    assert lade("config", "path").out == f"{path}\n"
-    assert "has an unknown key 'windw'" in lade("config", "show").refused()
+    assert "has an unknown key 'windw'" in lade("config").refused()
     assert f"there is a config file {path}; --force" in lade("config", "init").refused()
     for name, old in (("config.toml.bak", "windw = 1\n"), ("config.toml.bak1", template())):
         assert f"the old one is {name} now" in lade("config", "init", "--force").err
@@ -246,9 +245,9 @@ def test_init_where_nothing_can_be_written(lade: Any) -> None:
 def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write('seed = 3\nstop = "a b"\n[chat]\ntemperature = 0.7\n')
     monkeypatch.setenv("LADE_QUIET", "1")
-    shown = lade("config", "show")
-    assert shown.code == 0
-    rows = {name: " ".join(rest) for name, *rest in map(str.split, shown.out.splitlines()[3:])}
+    shown = lade("config")
+    assert (shown.code, shown.out.splitlines()[0]) == (0, str(config_path()))
+    rows = {name: " ".join(rest) for name, *rest in map(str.split, shown.out.splitlines()[4:])}
     assert {row for row in rows if "." not in row} == {each.name for each, _ in lasting().values()}
     assert (
         rows.items()
@@ -263,4 +262,4 @@ def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatc
     )
     assert "\x1b" not in shown.out
     monkeypatch.setenv("LADE_SEED", "x")
-    assert lade("config", "show").refused() == "LADE_SEED must be a whole number, not 'x'\n"
+    assert lade("config").refused() == "LADE_SEED must be a whole number, not 'x'\n"

@@ -48,7 +48,7 @@ def test_toml_that_is_nested_too_deeply(lade: Any) -> None:
     home = Path(os.environ["XDG_CONFIG_HOME"]) / "lade"
     home.mkdir()
     (home / "config.toml").write_text("budget = " + "[" * 5000)
-    assert "is not valid TOML: it is nested too deeply" in lade("config", "show").refused()
+    assert "is not valid TOML: it is nested too deeply" in lade("config").refused()
 
 
 def test_a_window_without_an_end(lade: Any) -> None:

@@ -38,8 +38,7 @@ OPTIONS = {
     "models": "json",
     "doctor": "json",
     "config init": "force",
-    "config show": "color",
-    "config path": "help",
+    "config": "color",
 }
 LETTERS = {
     "generate": "-p -f -t -W -N -G -n -s -q -h",

@@ -76,7 +76,7 @@ ANSWER = "generate -p the -n 99 --ignore-eos"
 @pytest.mark.parametrize(
     "command",
     [
-        *("--help", "config show", "doctor", "replay --step", "replay"),
+        *("--help", "config", "doctor", "replay --step", "replay"),
         *(f"{ANSWER} --json", f"{ANSWER} --no-stats"),
     ],
 )

@@ -136,10 +136,7 @@ def test_an_error_in_a_terminal() -> None:
 
 def test_the_folder_of_the_config_file() -> None:
     home = f"/nowhere/{SHORT.replace('/', '')}\nand"
-    for command in ("path", "show"):
-        harmless(
-            "config", command, shows="and" if command == "path" else "lade: ", XDG_CONFIG_HOME=home
-        )
+    harmless("config", shows="and", XDG_CONFIG_HOME=home)
 
 
 def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
@@ -154,7 +151,7 @@ def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     harmless("profiles", shows="Hardware", lines=60, **home)
     harmless("profiles", "show", SHORT, shows="for", **home)
-    harmless("config", "show", shows="stop", lines=60, **home)
+    harmless("config", shows="stop", lines=60, **home)
     harmless("doctor", model, shows="machine", lines=60, **home)
     harmless("profiles", shows="Hardware", **home, **{f"LADE_{SHORT.replace(chr(61), '')}": "1"})
 

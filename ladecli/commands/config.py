@@ -19,7 +19,7 @@ from .. import files
 from ..errors import LadeError, UsageError, one_line
 from ..options import COMMANDS, request_of
 from ..options.declare import PANELS, PREFIX, Option, Options, config_path, options_of
-from ..view.screen import Column, Table, print_table
+from ..view.screen import Column, Table, line, print_table
 from ..view.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _HEAD = """\
 # Defaults of lade's options.  A flag comes first, then a LADE_* variable, then this file.
 # Lines that begin with # and no blank are settings: remove the # to set them.
-# "" stands for no value, as if the line were not there.  `lade config show` tells what holds.
+# "" stands for no value, as if the line were not there.  `lade config` tells what holds.
 """
 _FOOT = """
 # --- One command alone ---
@@ -144,12 +144,6 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def run_path(_request: Options) -> int:
-    """Print where the config file is, or would be; returns the exit code."""
-    _print_path(config_path())
-    return 0
-
-
 def _print_path(path: Path) -> None:
     """Print a path: on a terminal without what would drive it, else as it is, for programs."""
     print(one_line(str(path)) if sys.stdout.isatty() else path)
@@ -217,13 +211,15 @@ def _entry(setting: Option, having: list[str]) -> str:
 
 
 def show(found: Mapping[str, Options], color: str) -> int:
-    """Print what holds without flags, by command; returns the exit code."""
+    """Print the path of the config file, and what holds without flags, by command; returns the
+    exit code."""
     terminal = Terminal(color)
+    console = terminal.console(sys.stdout)
+    missing = "" if os.path.exists(config_path()) else " (not there; lade config init writes it)"
+    line(console, f"{config_path()}{missing}")
     columns = tuple(Column(head, number=False) for head in ("setting", "value", "from"))
     table = Table("What holds without flags", columns, tuple(_rows(found)))
-    print_table(table, terminal.console(sys.stdout))
-    if not os.path.exists(config_path()):  # also for a name that is too long
-        terminal.say("there is no config file; lade config init writes one")
+    print_table(table, console)
     return 0
 
 

@@ -23,9 +23,8 @@ COMMANDS = {
     "profiles show": ("commands.ProfileRequest", "commands.profile_list.run_show"),
     "models": ("commands.ModelsRequest", "commands.model_list.run"),
     "doctor": ("commands.DoctorRequest", "commands.doctor.run"),
+    "config": ("commands.ShowRequest", "commands.cli.show_config"),
     "config init": ("commands.InitRequest", "commands.config.run_init"),
-    "config show": ("commands.ShowRequest", "commands.cli.show_config"),
-    "config path": ("commands.PathRequest", "commands.config.run_path"),
 }
 """Of every command, its request, below this package, and what runs it.  The docstring of a request
 is the command's help, in which the lines after the first paragraph stay as they are."""

@@ -158,12 +158,7 @@ class InitRequest(Options):
 
 
 class ShowRequest(Options):
-    """Show what holds without flags: every setting of the config file, with its value and where
-    that is from.
+    """Show the path of the config file, and each of its settings with its value and origin.
 
-    lade config init writes a config file, and lade config path says where it is.
+    lade config init writes a config file.
     """
-
-
-class PathRequest(Options):
-    """Print where the config file is, or would be."""
