@@ -179,6 +179,8 @@ def _read_config(
             method = model_files.packing(folder)
             _check_known(name, folder, method, options)
         config = transformers.AutoConfig.from_pretrained(source, **hub_options)
+        if not header:
+            checkpoint.turn_on_biases(config, folder)
         if header:
             try:
                 gguf_model.complete_config(header, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -101,6 +102,22 @@ def test_weights_without_which_the_text_is_another_are_refused(
     assert copy in told
     assert named in told
     assert "download" not in told
+
+
+def test_biases_of_which_the_configuration_says_nothing_count(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    biases = stating("config.json", attention_bias=True, mlp_bias=True)
+    whole = copied(model_folder, tmp_path / "whole", biased(0.5), biases)
+
+    def forget(folder: Path) -> None:
+        stated = json.loads((folder / "config.json").read_text())
+        del stated["attention_bias"], stated["mlp_bias"]
+        (folder / "config.json").write_text(json.dumps(stated))
+
+    ids, told = answer(lade, copied(whole, tmp_path / "silent", forget))
+    assert ids == expected(whole) != expected(model_folder)
+    assert not told
 
 
 HARMLESS: dict[str, tuple[Callable[[Path], None], str]] = {

@@ -26,6 +26,22 @@ _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
 """Ends of the names of scales that have no effect on activations, keys and values in full."""
 
 
+def turn_on_biases(config: Any, folder: Path) -> None:
+    """Let a configuration have the biases that its weights have, if it says nothing of them."""
+    text = config.get_text_config(decoder=True)
+    stated = model_files.Config(model_files.read_object(folder / "config.json")).get_text_config()
+    names: set[str] = set()
+    with contextlib.suppress(LoadError):  # loading reports damaged files
+        names = {tensor.name for tensor in model_files.stored_tensors(folder)}
+    for flag, last in (
+        ("attention_bias", "self_attn.o_proj.bias"),
+        ("mlp_bias", "mlp.down_proj.bias"),
+    ):
+        silent = not hasattr(stated, flag) and getattr(text, flag, None) is False
+        if silent and any(name.endswith(f"layers.0.{last}") for name in names):
+            setattr(text, flag, True)
+
+
 def check_unread(
     name: str, model: Any, unexpected: Iterable[str], folder: Path | None
 ) -> Iterator[str]:
