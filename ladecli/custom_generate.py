@@ -20,7 +20,6 @@ from .decoder.decoder import Decoder
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
 from .decoder.load import Wanted, find_way, new_cache
-from .decoder.model.families import facts_of
 from .decoder.model.forward import Forward
 from .decoder.model.modified import (
     depends_on_rows,
@@ -29,6 +28,7 @@ from .decoder.model.modified import (
     prepares_inputs,
 )
 from .decoder.model.own_cache import OwnCacheModel
+from .decoder.model.rotary import facts_of
 from .decoder.model.stock import StockModel
 from .decoder.model.transformer import Transformer
 from .decoder.run.runner import Runner

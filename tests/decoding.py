@@ -16,7 +16,7 @@ from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.cpu_formats import packs, rows_alike
-from ladecli.decoder.model.families import facts_of
+from ladecli.decoder.model.rotary import facts_of
 from ladecli.decoder.sampling import LogitsProcessor, Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, StepResult

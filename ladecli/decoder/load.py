@@ -24,11 +24,12 @@ from .faults import reason_of
 from .kv_cache import KVCache
 from .model.attention.triton import compile_attention, triton_available
 from .model.building import can_run
-from .model.families import ModelFacts, facts_of
+from .model.families import ModelFacts
 from .model.form_races import Races
 from .model.forward import Forward
 from .model.layer import TorchOps
 from .model.own_cache import OwnCache, OwnCacheModel
+from .model.rotary import facts_of
 from .model.stock import StockModel, input_device
 from .model.transformer import Transformer
 from .model.trial import Trial

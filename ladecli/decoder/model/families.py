@@ -7,13 +7,9 @@ cache (`own_cache`).  To add a family, add a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-from transformers import DynamicCache
-
-from ..compat import GENERATE_CACHE
 from ..errors import UnsupportedModelError
 
 DEFAULT_CONTEXT = 4096
@@ -242,39 +238,6 @@ def model_facts(config: Any) -> ModelFacts:
         most_positions=max((rope.scaled for rope in ropes), default=0),
         rope_grows=len({*changing}) > 1 or any(rope.kind == "dynamic" for rope in changing),
     )
-
-
-def facts_of(model: Any) -> ModelFacts:
-    """The facts about a loaded model; errors as `model_facts` has them."""
-    facts = model_facts(model.config)
-    boundary = facts.rope_boundary
-    return replace(facts, rereads=boundary is not None and _rereads(model, boundary))
-
-
-class _Full(DynamicCache):  # type: ignore[misc]
-    """A cache that says it holds a number of tokens."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self._length = length
-
-    def __len__(self) -> int:
-        return 1
-
-    def get_seq_length(self, *_: Any, **__: Any) -> int:
-        """The number of tokens."""
-        return self._length
-
-
-def _rereads(model: Any, boundary: int) -> bool:
-    """Ask a model's class whether `generate` reads a text anew one token beyond a boundary."""
-    ids = torch.zeros((1, boundary + 1), dtype=torch.long)
-    more = {"attention_mask": torch.ones_like(ids), "use_cache": True, "next_sequence_length": 1}
-    try:
-        fed = model.prepare_inputs_for_generation(ids, **{GENERATE_CACHE: _Full(boundary)}, **more)
-        return fed.get(GENERATE_CACHE) is None
-    except Exception:  # code from the hub takes other arguments
-        return False
 
 
 class _Rope(NamedTuple):

@@ -88,13 +88,15 @@ def fingerprint(model: nn.Module) -> int:
     other attributes they have.  It takes some microseconds a module, and reads no weight: torch
     counts the changes of each.
     """
-    configs = {id(c): c for each in model.modules() if (c := getattr(each, "config", None))}
-    marks: list[Any] = [prepares_inputs(model), *(_mark(vars(each)) for each in configs.values())]
+    marks: list[Any] = [prepares_inputs(model)]
+    configs: dict[int, Any] = {}
     for module in model.modules():
         own = vars(module)
         marks += (id(module), type(module), type(module).forward)
         for kind in _HOOKS:
             marks += own[kind]  # their numbers, which torch gives out once
+        if (config := own.get("config")) is not None:
+            configs[id(config)] = config
         if "rope_type" in own and any(kind in str(own["rope_type"]) for kind in _CHANGING):
             continue  # transformers itself changes its attributes with every forward
         for tensors in (own["_parameters"], own["_buffers"]):
@@ -104,6 +106,7 @@ def fingerprint(model: nn.Module) -> int:
             for name, value in own.items()
             if name not in _TORCHS
         ]
+    marks += [_mark(vars(each)) for each in configs.values() if hasattr(each, "__dict__")]
     return hash(tuple(marks))
 
 
