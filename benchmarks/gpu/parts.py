@@ -286,7 +286,7 @@ def _pass(weights: Sequence[torch.Tensor], x: torch.Tensor) -> None:
         F.linear(x, weight)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def fill(decoder: Decoder, context: int) -> None:
     """Have the cache hold random keys and values."""
     cache = decoder.cache

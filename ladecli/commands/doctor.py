@@ -280,7 +280,9 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     if request.model is None:
         return
     named = request.model, request.adapters, request.gguf_file, request.revision
-    adapters.check(*named, offline=request.offline)
+    folder = adapters.check(*named, offline=request.offline)
+    if folder is not None:
+        model_files.chat_templates(folder)
     from .. import models
 
     planned = models.plan(request.model, request, request, progress=False)

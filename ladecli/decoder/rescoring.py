@@ -78,7 +78,9 @@ class Rescorer:
         Returns:
             None where memory does not suffice to read the text again.
         """
-        before = max(len(text) - 1, 1)
+        before, facts = max(len(text) - 1, 1), self._decoder.facts
+        if facts.rope_boundary is not None and not facts.rereads:
+            before = prompt_length  # keys are turned by what was read together
         forwards = (prompt_length, 1), (before, width), (before, 2 * width)
         rows: list[Tensor] = []
         for start, each in forwards:

@@ -15,6 +15,7 @@ from ladecli.bench.runners import Answer
 from ladecli.bench.stock import StockRunner
 from ladecli.decoder.config import SamplingConfig
 from ladecli.session.session import Session, Settings
+from ladecli.session.text import REPLACEMENT
 
 from ..compiling import Compiler
 from ..decoding import text_ids
@@ -76,8 +77,9 @@ def test_the_text_is_that_of_plain_decoding(
 def test_what_ends_a_text(session: Session, compiler: Compiler, strategy: str) -> None:
     prompt = session.encode(CODE)
     text = session.text_of(own(session, prompt, ON), prompt, ON).text
-    for start in (8, 22):  # the latter in the middle of a step with prompt lookup
-        settings = replace(ON, stop=(text[start : start + 3],))
+    whole = [at for at in range(len(text) - 1) if REPLACEMENT not in text[at : at + 2]]
+    for start in (whole[0], whole[-1]):
+        settings = replace(ON, stop=(text[start : start + 2],))
         stopped = answered(runner(session, settings, strategy), prompt)
         assert (stopped.ids, stopped.reason) == (own(session, prompt, settings), "stop")
         assert len(stopped.ids) < 30
