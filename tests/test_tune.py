@@ -16,7 +16,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 def test_what_steps_take_is_kept_and_used_from_then_on(lade: Any) -> None:
-    found = lade("tune", "demo", "--seconds", "0.5", "--json", "-q").json()
+    found = lade("tune", "demo", "--seconds", "1", "--json", "-q").json()
     assert [row["width"] for row in found["steps"]] == [*WIDTHS]
     costs = [row["cost"] for row in found["steps"]]
     assert costs[0] == 1.0
@@ -29,7 +29,7 @@ def test_what_steps_take_is_kept_and_used_from_then_on(lade: Any) -> None:
 
 
 def test_a_dry_run_shows_a_table_and_writes_nothing(lade: Any) -> None:
-    result = lade("tune", "demo", "--seconds", "0.5", "--dry-run")
+    result = lade("tune", "demo", "--seconds", "1", "--dry-run")
     assert result.code == 0
     rows = [line.split() for line in result.out.splitlines()]
     assert [row[0] for row in rows if row[0].isdecimal()] == [*map(str, WIDTHS)]
@@ -39,7 +39,7 @@ def test_a_dry_run_shows_a_table_and_writes_nothing(lade: Any) -> None:
 
 def test_a_busy_machine_is_told_of(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (999.0, 0.0, 0.0))
-    result = lade("tune", "demo", "--seconds", "0.3")
+    result = lade("tune", "demo", "--seconds", "1")
     assert "lade tune again" in result.err
     assert str(measured.path()) in result.err
 
@@ -52,5 +52,5 @@ def test_what_cannot_be_measured_or_kept(
     assert (plain.code, "no step is wider" in plain.err) == (1, True)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    result = lade("tune", "demo", "--seconds", "0.3")
+    result = lade("tune", "demo", "--seconds", "1")
     assert (result.code, "cannot be written" in result.err) == (1, True)
