@@ -33,7 +33,7 @@ from tests.screens import Terminal
 QUESTION = "What is lookahead decoding?"
 SHORT = ("-n", "12", "--temperature", "0")
 GENERATE = ("generate", "demo", "-p", "def ", "--raw")
-TUNE = ("tune", "demo", "--seconds", "5")
+TUNE = ("tune", "demo", "--seconds", "1")
 FINISHED = re.compile(r"\d+ tokens? in \d+ step")
 
 

@@ -35,7 +35,8 @@ from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
 from .generation_config import REFUSED, asking
 from .options.model import StepOptions
-from .session.setup import choose_profile, products_as_they_are
+from .profiles import measured
+from .session.setup import choose_profile
 from .specs.device import detect
 from .specs.model_spec import empty_model, spec_of
 
@@ -56,6 +57,8 @@ class _Known:
     notices: tuple[str, ...]  # what there was to say
 
 
+_MEASURED, _LOAD_SECONDS = 256, 3.0
+"""Tokens of context to measure steps in, and what the load of a model is taken to have taken."""
 _MODELS: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
@@ -221,6 +224,7 @@ def _known(model: Any) -> _Known:
     if before is not None and before.state == state and not before.intervention:
         return before
     notices: list[str] = []
+    choice = None
     if before is not None and before.state[:2] == state[:2]:
         settings = before.lookahead
     else:
@@ -230,12 +234,16 @@ def _known(model: Any) -> _Known:
         steps = StepOptions(attention="sdpa", cuda_graphs=False)
         device = detect(str(model.device))
         choice = choose_profile(None, steps, device, spec)
-        if device.kind == "cpu":
-            choice = choice.on_products(products_as_they_are(model, device))
         settings, notices = choice.lookahead, [*choice.notices]
     what = intervention(model)
     make_forward, more = _find_forward(model, what)
     notices += more
+    if choice is not None and make_forward is not None and what is None:  # hooks count steps
+        forward = make_forward(model)
+        decoder = Decoder(Runner(forward, new_cache(forward, _MEASURED)), facts_of(model))
+        settings = choice.priced(
+            measured.after_load(decoder, device, spec, _LOAD_SECONDS)
+        ).lookahead
     for notice in notices:
         if before is None or notice not in before.notices:
             warnings.warn(notice, stacklevel=4)

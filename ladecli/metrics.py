@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -25,15 +24,11 @@ def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     return next((index for index, (one, other) in pairs if one != other), None)
 
 
-PLAIN_STEPS = 8
-"""Plain steps that an answer needs before it says itself what one takes."""
-_LATEST = 500
-"""Comparisons that count, so that their cost does not grow with the text."""
 RECENT = 24
 """Last steps that are kept one by one."""
 _SUMMED = (
     *("prompt", "cached", "tokens", "steps", "fed", "prefill_seconds", "decode_seconds"),
-    *("plain", "accepted", "_compared", "_first_tokens"),
+    *("plain_seconds", "unknown", "drafted", "accepted", "_first_tokens"),
 )
 """Of a tally, what those of several answers add up to, or are joined."""
 
@@ -43,49 +38,9 @@ class TimedStep(NamedTuple):
 
     tokens: int
     seconds: float
-    plain: bool
-    """Whether it fed one token, as all of plain decoding do."""
-    cost: float | None
-    """In plain steps after the same text; None where it is not known."""
-
-    @property
-    def plain_seconds(self) -> float | None:
-        """Of a plain step after the same text."""
-        if self.plain:
-            return self.seconds
-        return None if self.cost is None else self.seconds / self.cost
-
-
-@dataclass(slots=True)
-class PlainTime:
-    """What steps say of plain decoding's time for the same tokens.
-
-    A plain step takes longer the longer the text is.  So each step speaks for its own tokens: their
-    time is its own over its cost, for each of them.
-    """
-
-    steps: int = 0  # plain ones
-    seconds: float = 0.0  # that these took
-    drafted: int = 0  # tokens of others
-    derived: float = 0.0  # the time of these, by the costs of their steps
-    unknown: int = 0  # tokens of steps whose cost is not known
-
-    def add(self, step: TimedStep) -> None:
-        """Add what a step says."""
-        seconds = step.plain_seconds
-        if step.plain:
-            self.steps += 1
-            self.seconds += step.seconds
-        elif seconds is not None:
-            self.drafted += step.tokens
-            self.derived += step.tokens * seconds
-        else:
-            self.unknown += step.tokens
-
-    def __add__(self, other: PlainTime) -> PlainTime:
-        """What the steps of both say."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return PlainTime(*(one + more for one, more in pairs))
+    plain_seconds: float | None
+    """What plain decoding takes for its tokens, by what the step costs; None if that is not known.
+    A plain step takes longer the longer the text is, so each step speaks for its own tokens."""
 
 
 @dataclass(slots=True)
@@ -105,16 +60,13 @@ class Tally:
     fed: int = 0  # tokens fed to the model by all steps, without those of the prompt but its last
     prefill_seconds: float = 0.0  # wall time, as are `decode_seconds`
     decode_seconds: float = 0.0
-    plain: PlainTime = field(default_factory=PlainTime)
+    plain_seconds: float = 0.0  # the same of plain decoding, estimated by the costs of steps
+    unknown: int = 0  # tokens of steps whose cost is not known
+    drafted: int = 0  # tokens of steps that fed more than one
     recent: deque[TimedStep] = field(default_factory=lambda: deque(maxlen=RECENT))
     accepted: Counter[str] = field(default_factory=Counter)  # draft tokens by source
     step_limit: int | None = None  # the most tokens of a step after memory ran out
     reason: Reason | None = None  # why the answer ended
-    # By how much a plain step is longer than costs say of wider ones, as an earlier answer has
-    # shown; None if that is unknown.
-    calibration: float | None = None
-    # The same by the latest steps, each beside those of the other kind shortly before.
-    _compared: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     token_ids: list[int] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
@@ -139,8 +91,7 @@ class Tally:
                     self._first_tokens = len(event.token_ids)
                 else:
                     self.decode_seconds += event.seconds
-                    count, plain = len(event.token_ids), event.width == 1
-                    self._take(TimedStep(count, event.seconds, plain, event.cost))
+                    self._take(event)
                 self.steps += 1
                 self.tokens += len(event.token_ids)
                 self.token_ids += event.token_ids
@@ -154,15 +105,17 @@ class Tally:
             case Ended():
                 self.reason = event.reason
 
-    def _take(self, step: TimedStep) -> None:
-        """Take a step after the first one."""
-        beside = [each.plain_seconds for each in self.recent if each.plain != step.plain]
-        others, own = [each for each in beside if each is not None], step.plain_seconds
-        if others and own:
-            other = statistics.median(others)
-            self._compared.append(own / other if step.plain else other / own)
-        self.plain.add(step)
-        self.recent.append(step)
+    def _take(self, step: TextStep) -> None:
+        """Count the time of a step after the first one."""
+        count, cost, plain = len(step.token_ids), step.cost, None
+        if step.width == 1:
+            plain = step.seconds
+        else:
+            self.drafted += count
+            plain = step.seconds / cost * count if cost else None
+        self.recent.append(TimedStep(count, step.seconds, plain))
+        self.plain_seconds += plain or 0.0
+        self.unknown += count if plain is None else 0
 
     @property
     def text(self) -> str:
@@ -198,12 +151,6 @@ class Tally:
         if self.decode_seconds:
             return (self.tokens - self._first_tokens) / self.decode_seconds
         return ratio(self.tokens, self.prefill_seconds)
-
-    @property
-    def measured(self) -> bool:
-        """Whether the time of plain steps was measured, in this answer or for `calibration`."""
-        alone = not self.plain.drafted and self.plain.steps >= PLAIN_STEPS
-        return alone or self.calibrate() is not None
 
     @property
     def cut(self) -> bool:
@@ -243,48 +190,36 @@ class Tally:
             "seconds": {"prefill": self.prefill_seconds, "decode": self.decode_seconds},
         }
 
-    def calibrate(self) -> float | None:
-        """The `calibration` that this answer's own steps give, or else the one that it had.
-
-        By medians: one pause of the machine must not change it.
-        """
-        if min(self.plain.steps, len(self._compared)) < PLAIN_STEPS:
-            return self.calibration
-        return statistics.median(self._compared)
-
-    def calibrate_by(self, plain: Tally) -> float | None:
-        """The `calibration` with which `speedup` is what plain decoding of the same text took; None
-        where there are too few steps of either kind."""
-        time = ratio(self.tokens - self._first_tokens, plain.tokens_per_second)
-        if min(plain.plain.steps, self.plain.drafted) < PLAIN_STEPS:
-            return None
-        return ratio(max(time - self.plain.seconds, 0.0), self.plain.derived) or None
-
     @property
     def speedup(self) -> float:
         """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
-        return self._speedup(self.plain, self.decode_seconds, self.tokens_per_step)
+        if self.unknown:
+            return 0.0
+        return _speedup(self.plain_seconds, self.decode_seconds, self.tokens_per_step)
+
+    @property
+    def measured(self) -> bool:
+        """Whether `speedup` is no estimate, because all steps were plain."""
+        return not self.drafted
 
     @property
     def speedup_from(self) -> str | None:
-        """How `speedup` is known; None where it is not."""
+        """How `speedup` is known; None if it is not."""
         return ("measured" if self.measured else "estimated") if self.speedup else None
 
     def speedup_of_last(self, steps: int) -> float:
         """The same of the last steps."""
-        last, plain = list(self.recent)[-steps:], PlainTime()
-        for each in last:
-            plain.add(each)
-        tokens, seconds = sum(each.tokens for each in last), sum(each.seconds for each in last)
-        return self._speedup(plain, seconds, ratio(tokens, len(last)))
-
-    def _speedup(self, plain: PlainTime, seconds: float, most: float) -> float:
-        derived = plain.derived * (self.calibrate() or 1.0)
-        unknown = plain.unknown * ratio(self.plain.seconds, self.plain.steps)
-        if plain.unknown and not unknown:
+        last = list(self.recent)[-steps:]
+        plain = [step.plain_seconds for step in last if step.plain_seconds is not None]
+        if len(plain) < len(last):
             return 0.0
-        # A step is no faster than a plain one: where it seems so, that is noise.
-        return min(ratio(plain.seconds + derived + unknown, seconds), most)
+        tokens, seconds = sum(step.tokens for step in last), sum(step.seconds for step in last)
+        return _speedup(sum(plain), seconds, ratio(tokens, len(last)))
+
+
+def _speedup(plain: float, seconds: float, most: float) -> float:
+    # A step is no faster than a plain one: if it seems so, that is noise.
+    return min(ratio(plain, seconds), most)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
@@ -293,5 +228,4 @@ def total(tallies: Iterable[Tally]) -> Tally:
     for tally in tallies:
         for name in _SUMMED:
             setattr(whole, name, getattr(whole, name) + getattr(tally, name))
-        whole.calibration = tally.calibrate() or whole.calibration
     return whole

@@ -1,7 +1,7 @@
 """The pictures of the README: the real program in a pseudo-terminal, its screen drawn as SVG.
 
     python scripts/screenshots.py --only inspector
-    python scripts/screenshots.py --only chat --only live --only tune --only bench \\
+    python scripts/screenshots.py --only chat --only live --only bench \\
         --model SmolLM2-135M-Instruct
 
 Needs the packages of the test extra.  Nothing is touched up: what the pictures show was said and
@@ -97,15 +97,6 @@ def inspector(model: str, out: Path) -> None:
             terminal.close()
 
 
-def tune(model: str, out: Path) -> None:
-    """What a step costs, and which settings are fastest at that."""
-    options = ["--color", "always", "--dry-run"]
-    with Terminal("tune", model, *options, columns=88, lines=48) as terminal:
-        terminal.wait("nothing was written")
-        draw(terminal.screen, "lade tune", out / "tune.svg")
-        terminal.close()
-
-
 def bench(model: str, out: Path) -> None:
     """Methods side by side: the main table, with what it comes to above it."""
     methods = "autoregressive,prompt-lookup,paper,lookahead,hf"
@@ -116,7 +107,7 @@ def bench(model: str, out: Path) -> None:
         draw(terminal.screen, title, out / "bench.svg", since=model, until="Speed-up by")
 
 
-PICTURES = {"live": live, "chat": chat, "inspector": inspector, "tune": tune, "bench": bench}
+PICTURES = {"live": live, "chat": chat, "inspector": inspector, "bench": bench}
 
 
 def draw(

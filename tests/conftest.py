@@ -24,8 +24,9 @@ import torch
 import ladecli
 from ladecli import models
 from ladecli.commands.cli import entry
-from ladecli.decoder.model import form_races, weights
+from ladecli.decoder.model import weights
 from ladecli.decoder.quiet import LOG
+from ladecli.profiles import measured
 from ladecli.session.conversation import from_json
 from ladecli.session.session import Session
 
@@ -74,10 +75,10 @@ def _no_gpu() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_races() -> Iterator[None]:
-    """What races show differs from load to load, and with it the steps that tests count."""
+def _nothing_is_measured() -> Iterator[None]:
+    """What steps take differs from load to load, and with it the steps that tests count."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(form_races, "RACE_SECONDS", 0.0)
+        patch.setattr(measured, "SHARE", 0.0)
         yield
 
 
@@ -155,9 +156,9 @@ def session(model_folder: str) -> Session:
 
 
 @pytest.fixture
-def raced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms of weights race, as in a user's loads."""
-    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
+def measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads measure steps, as a user's do."""
+    monkeypatch.setattr(measured, "SHARE", 0.1)
 
 
 @pytest.fixture

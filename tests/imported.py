@@ -21,8 +21,8 @@ from ladecli import chat  # noqa: F401
 from ladecli.commands import cli, generate  # noqa: F401
 from ladecli.decoder import load
 from ladecli.decoder.layout import build
-from ladecli.decoder.model import form_races
 from ladecli.decoder.strategy import Draft
+from ladecli.profiles import measured
 from ladecli.repl import reader  # noqa: F401
 from ladecli.session import session  # noqa: F401
 from ladecli.view import live, markdown  # noqa: F401
@@ -41,7 +41,7 @@ def decode() -> None:
 
 torch.set_num_threads(1)
 decode()
-form_races.RACE_SECONDS = 0.0  # as in conftest.py
+measured.SHARE = 0.0  # as in conftest.py
 # After a fork torch makes its pool of threads anew, and fails where two threads of a load are first
 # to ask for that, at once.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

@@ -45,7 +45,7 @@ def events_of(name: str) -> tuple[TextEvent, ...]:
     return tuple(session.stream(session.encode(PROMPT), SETTINGS[name], detailed=True))
 
 
-def record(path: Path, name: str, calibration: float | None = None) -> Path:
+def record(path: Path, name: str) -> Path:
     """Write the trace of one of `SETTINGS`."""
     events = events_of(name)
     header = Header(
@@ -53,7 +53,6 @@ def record(path: Path, name: str, calibration: float | None = None) -> Path:
         prompt=PROMPT,
         prompt_tokens=7,
         settings=describe(SETTINGS[name]),
-        calibration=calibration,
     )
     return write(path, Trace(header, events, {}), speller(demo().session.loaded.tokenizer))
 
@@ -76,7 +75,7 @@ def step(*pieces: tuple[str, str | None], width: int = 9, seconds: float = 0.5) 
 WORDS = ["∅", "The", " cat", " sat", " on", " the", " mat", ".", "\n", " 你好", " dog", " ran"]
 
 
-def small_trace(calibration: float | None = 2.0) -> Trace:
+def small_trace() -> Trace:
     """Two steps with a full window of three columns, and one without anything."""
     tree = (10, 3, 11, 4, 6, 7)
     sources = ("recycled", "trajectory", "recycled", "context", "trajectory", "recycled")
@@ -97,8 +96,6 @@ def small_trace(calibration: float | None = 2.0) -> Trace:
         "guesses": 2,
         "sources": ["trajectory", "context", "recycled"],
     }
-    header = Header(
-        model="demo", prompt="The", prompt_tokens=1, settings=settings, calibration=calibration
-    )
+    header = Header(model="demo", prompt="The", prompt_tokens=1, settings=settings)
     events = (Started(0, 1), *steps, Ended("length"))
     return Trace(header, events, dict(enumerate(WORDS)))

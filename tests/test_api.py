@@ -18,9 +18,6 @@ from transformers import AutoModelForCausalLM
 import ladecli
 from ladecli.api import Model
 from ladecli.profiles import user
-from ladecli.specs.device import detect
-
-from .profiles.makers import tuned
 
 pytestmark = pytest.mark.slow
 
@@ -193,14 +190,6 @@ def test_all_errors_have_one_base_and_a_model_says_what_it_is(demo: Model) -> No
 def test_silent_effects_are_warnings(options: dict[str, int], message: str) -> None:
     with pytest.warns(UserWarning, match=message):
         ladecli.load("demo", **options)
-
-
-def test_a_profile_holds_for_the_backend_that_it_was_tuned_with(demo: Model) -> None:
-    key = {"device": user.key_of(detect("cpu")), "versions": user.versions_here()}
-    user.write(tuned(attention="reference", **key))
-    assert ladecli.load("demo", attention="reference").lookahead.budget == 16
-    assert ladecli.load("demo").lookahead == demo.lookahead
-    assert ladecli.load("demo", budget=9).lookahead.budget == 9
 
 
 def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:

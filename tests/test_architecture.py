@@ -25,7 +25,7 @@ MODEL_ROOM = (*("decoder", "specs"), *("custom_generate.py", "generation_config.
 """Who may know torch; everything else deals in numbers and text."""
 TRANSFORMERS_BASELINE = Path("bench/stock.py")
 LIGHT = (
-    *("visualize", "events", "metrics", "options", "profiles", "chat", "files", "tune", "suites"),
+    *("visualize", "events", "metrics", "options", "profiles", "chat", "files", "suites"),
     *("commands.doctor", "commands.generate", "commands.model_list", "commands.profile_list"),
     *("trace.replay", "trace.record", "trace.format", "trace.inspector"),
     *("view.live", "view.markdown", "view.terminal", "repl.commands"),

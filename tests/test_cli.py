@@ -332,9 +332,8 @@ MISTAKES = {
     "verify --prompts no-such-suite": "no-such-suite",
     "tune --seconds 0": "seconds must be finite and above 0, not 0",
     "tune --seconds inf": "seconds must be finite and above 0, not inf",
-    "tune --prompts nowhere.jsonl": "there is no prompt file nowhere.jsonl; check the path",
-    "profiles show moon --model no/such/model": "unknown profile 'moon'; known profiles: a100, ",
-    "profiles show --device cuda": "no CUDA device: ",
+    "profiles moon": "unknown profile 'moon'; known profiles: a100, ",
+    "profiles --device cuda": "no CUDA device: ",
 }
 """What is refused before a model is loaded, and a part of the line that says so."""
 

@@ -38,7 +38,7 @@ OTHER: dict[str, Any] = {
 def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The request that a command line comes to; nothing is loaded."""
     found: list[Any] = []
-    for name in ("chat", "commands.generate", "commands.doctor", "tune", "serve.command"):
+    for name in ("chat", "commands.generate", "commands.doctor", "commands.tune", "serve.command"):
         module = types.ModuleType(name)
         module.run = lambda request, *_: found.append(request) or 0
         monkeypatch.setitem(sys.modules, f"ladecli.{name}", module)

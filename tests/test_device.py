@@ -12,12 +12,8 @@ import pytest
 import torch
 
 from ladecli.errors import UsageError
-from ladecli.options.model import StepOptions
-from ladecli.session import setup as decode_setup
 from ladecli.specs import device
 from ladecli.specs.device import Details, Device, details, detect, free_memory, gpu_build, present
-
-from .profiles.makers import shape
 
 GIB = 1 << 30
 
@@ -161,28 +157,3 @@ def test_threads_are_as_many_as_a_group_has_time_for(
     put_groups(tmp_path, own, files)
     device.set_variables()
     assert os.environ.get("OMP_NUM_THREADS") == (cores and str(cores))
-
-
-def test_rates_are_plausible_and_measured_once() -> None:
-    cpu, dtype = detect("cpu"), "float32"
-    rates = device.measure_rates(cpu, dtype, seconds=0.02)
-    # A memory chip's bandwidth to a large machine's; a slow core to a large machine.
-    assert 2e8 < rates.bandwidth < 5e12
-    assert 1e8 < rates.arithmetic < 1e15
-    assert cpu.label in rates.source
-    assert device.measure_rates(cpu, dtype, seconds=0.02) is rates
-
-
-def test_a_device_without_room_for_it_gets_cautious_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_args: Any, **_kwargs: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(device, "measure_rates", fail)
-    monkeypatch.setattr("ladecli.decoder.model.attention.triton_available", lambda _: True)
-    choice = decode_setup.choose_profile(
-        None, StepOptions(), Device("cuda", "cuda:0", "Unheard Of"), shape()
-    )
-    assert choice.profile == "gpu"
-    assert any("settings are those of a slow one" in line for line in choice.notices)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ladecli.options.declare import config_path
-from ladecli.profiles import races
+from ladecli.profiles import measured
 from ladecli.specs import device, hub
 from ladecli.specs.device import Device
 
@@ -88,7 +88,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     unknown = Device("cuda", "cuda:0", "Some Accelerator 9000", int(24e9))
     use_devices(monkeypatch, unknown, CPU, capability="7.5")
     found = checked()
-    assert "lade tune" in found["profile"][0]["fix"]
+    assert "--budget" in found["profile"][0]["fix"]
 
 
 def test_what_commands_refuse_of_what_holds_without_flags(
@@ -104,12 +104,10 @@ def test_what_commands_refuse_of_what_holds_without_flags(
     assert found["value"] == "LADE_TEMPERATURE must be a number, not 'hot'"
 
 
-def test_forms_of_products(checked: Any) -> None:
-    assert "products" not in checked()
-    times = {"rows": 2.0, "packed": 1.0}
-    races.write(CPU, {"float32 8x8 1": times, "float32 8x8 4": times, "int8 8x8 1": {"rows": 1.0}})
-    value = "fastest forms of weights, as raced here: packed (2)"
-    assert checked()["products"][0]["value"] == value
+def test_where_step_costs_are_kept(checked: Any) -> None:
+    assert "step costs" not in checked()
+    measured.keep("a model", {1: 1.0})
+    assert str(measured.path()) in checked()["step costs"][0]["value"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")

@@ -34,7 +34,7 @@ def shown(trace: Trace, number: int, width: int, color: bool = False) -> list[st
 def test_a_step_with_everything() -> None:
     assert shown(small_trace(), 2, 80) == [
         " step 2 of 3  demo · lookahead · W=2 N=3 G=2 · trajectory+context+recycled",
-        "3 tokens · width 12 · 30.0 ms · 3.0× plain · so far 2.00 tokens per step, 2.0×",
+        "3 tokens · width 12 · 30.0 ms · ≈1.5× plain · so far 2.00 tokens per step, ≈1.5×",
         "The cat▸␣sat␣on␣the",
         "window 2 columns; the outputs are the last row of the next step ────────────────",
         "row 0    ␣cat   ␣the",
@@ -53,7 +53,7 @@ def test_a_step_with_everything() -> None:
 
 
 def test_steps_without_a_draft_or_a_full_window() -> None:
-    assert shown(small_trace(None), 1, 60) == [
+    assert shown(small_trace(), 1, 60) == [
         " step 1 of 3  demo · lookahead · W=2 N=3 G=2 · trajectory+c…",
         "1 token · width 7 · 20.0 ms · so far 1.00 tokens per step",
         "The▸␣cat",
@@ -67,7 +67,7 @@ def test_steps_without_a_draft_or_a_full_window() -> None:
     assert lines[2:4] == ["The cat sat on the▸⏎", ""]
     assert lines[4].startswith("window none in this step; --sources trajectory records")
     assert lines[6] == "␣the → ⏎"
-    trace = small_trace(None)
+    trace = small_trace()
     unknown = replace(trace, events=(replace(trace.steps[0], detail=None),))
     assert shown(unknown, 1, 60)[3:] == ["this trace does not have what the step tried"]
 
@@ -86,7 +86,7 @@ def test_sources_have_their_colors_and_accepted_tokens_are_bold() -> None:
 
 @pytest.mark.parametrize("width", [20, 80])
 def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
-    trace = read_trace(record(tmp_path / "x", "paper", 0.004))
+    trace = read_trace(record(tmp_path / "x", "paper"))
     for number, step in enumerate(trace.steps, start=1):
         lines = shown(trace, number, width)
         assert all(cell_len(line) <= width for line in lines), (number, lines)
@@ -110,7 +110,7 @@ def test_a_tree_has_the_accepted_path_first_and_chains_on_one_line() -> None:
         nodes = (tuple(range(count)), tuple(parents), ("context",) * count)
         step = TextStep((Piece("!"),), (99,), 1, 0, 0.1, Detail(0, *nodes, accepted))
         words = {number: str(number) for number in range(100)}
-        trace = replace(small_trace(None), events=(step,), spellings=words)
+        trace = replace(small_trace(), events=(step,), spellings=words)
         return shown(trace, 1, 60)[5:]
 
     parents = [-1, -1, 0, 0, 1, -1, 2, 5]

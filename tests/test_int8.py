@@ -14,7 +14,6 @@ from ladecli.decoder.layout import build_chunk
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import int8
 from ladecli.decoder.model.attention.invariant import BLOCK
-from ladecli.decoder.model.form_races import ROWS, Races
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.models import LoadedModel
 from ladecli.options.model import ModelOptions, PlacementOptions
@@ -143,16 +142,6 @@ def test_texts_are_those_of_plain_decoding_bit_for_bit() -> None:
         assert texts[0] == texts[1] == texts[2]
 
 
-def test_what_more_rows_cost_is_seen_at_load() -> None:
-    races = Races(seconds=10.0)
-    load_decoder(load().model, races=races)
-    found = races.spread()
-    assert [*found] == [*ROWS[1:]]
-    again = Races(races.known, seconds=0.0)
-    load_decoder(load().model, races=again)
-    assert (again.spread(), again.run) == (found, 0)
-
-
 def test_other_weights_have_the_type_asked_for_and_frequencies_are_exact() -> None:
     options = ModelOptions(quantize="8bit", dtype="bfloat16")
     model = models.load(models.plan("demo", options, PlacementOptions(device="cpu"))).model
@@ -183,6 +172,6 @@ def test_weights_are_held_once() -> None:
             assert isinstance(ours, Transformer)
             held = [each for layer in ours.layers for each in layer.products]
             assert len(held) < len(layers) - 1
-            assert {each.one for each in held} < {layer.product for layer in layers}
+            assert {each.form for each in held} < {layer.product for layer in layers}
             assert size() + rest == pytest.approx(weight_bytes, rel=0.05)
             assert torch.equal(theirs(), before)

@@ -32,9 +32,8 @@ OPTIONS = {
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
     " json report",
     "verify": f"{SHARED} prompts limit json",
-    "tune": "seconds prompts dry-run json dtype device quantize",
+    "tune": "seconds dry-run json dtype device quantize",
     "profiles": "json",
-    "profiles show": "model json",
     "models": "json",
     "doctor": "json",
     "config init": "force",

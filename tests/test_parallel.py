@@ -21,7 +21,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from ladecli.errors import UsageError
 from ladecli.events import TextStep
 from ladecli.options.answer import GenerateRequest, RankedOptions
-from ladecli.profiles import races
 from ladecli.session import opening
 from ladecli.session.place import Place, assign_device, find_place
 from ladecli.session.session import Session, Settings
@@ -208,32 +207,6 @@ def test_ranks_of_torchrun_that_differ(two_ranks: Any) -> None:
     first, second = two_ranks(((*asked, "0"), {}), ((*asked, "1"), {}))
     assert (first.returncode, second.returncode, first.stdout) == (1, 1, "")
     assert "rank 1 has seed 1 and rank 0 has 0" in first.stderr
-
-
-@pytest.mark.usefixtures("raced")
-def test_ranks_that_know_other_forms_to_be_fast_yield_the_text_of_one(
-    lade: Any, two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = ["-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json", "-q"]
-    expected = lade("generate", *given).json()["token_ids"]
-    cpu = device.detect("cpu")
-    raced = races.read(cpu)
-    assert raced
-    ranks = []
-    for rank, fast in enumerate(("columns", "rows")):
-        results = {
-            name: {form: 1.0 if form == fast else 9.0 for form in times}
-            for name, times in raced.items()
-        }
-        home = dict.fromkeys(("HOME", "XDG_CONFIG_HOME"), str(tmp_path / str(rank)))
-        for name, value in home.items():
-            monkeypatch.setenv(name, value)
-        races.write(replace(cpu, threads=1), results)
-        ranks.append((given, home))
-    first, second = two_ranks(*ranks)
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert ("lade: " in first.stderr, second.stdout) == (False, "")
-    assert json.loads(first.stdout)["token_ids"] == expected
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     (tmp_path / "lade" / "config.toml").write_text(f"stop = [{json.dumps(SHORT)}]")
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     harmless("profiles", shows="Hardware", lines=60, **home)
-    harmless("profiles", "show", SHORT, shows="for", **home)
+    harmless("profiles", SHORT, shows="window", **home)
     harmless("config", shows="stop", lines=60, **home)
     harmless("doctor", model, shows="machine", lines=60, **home)
     harmless("profiles", shows="Hardware", **home, **{f"LADE_{SHORT.replace(chr(61), '')}": "1"})

@@ -19,13 +19,13 @@ from .recording import PROMPT, SETTINGS, demo, events_of, record, write
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
-    found = read_trace(record(tmp_path / "x", name, 0.004))
+    found = read_trace(record(tmp_path / "x", name))
     # The times of a step's parts are not in a trace.
     happened = [replace(e, times=None) if isinstance(e, TextStep) else e for e in events_of(name)]
     assert [*found.events] == happened
     assert not found.cut
     header = found.header
-    assert (header.prompt, header.calibration) == (PROMPT, 0.004)
+    assert header.prompt == PROMPT
     assert header.settings["strategy"] == SETTINGS[name].strategy
     tokenizer = demo().session.loaded.tokenizer
     used = {token for step in found.steps for token in step.token_ids}
@@ -44,8 +44,7 @@ def test_every_event_and_odd_texts_survive(tmp_path: Path) -> None:
 
 
 HEAD = (
-    '{"format":"lade-trace","version":3,"model":"m","prompt":"p","prompt_tokens":1,'
-    '"settings":{},"calibration":null}\n'
+    '{"format":"lade-trace","version":3,"model":"m","prompt":"p","prompt_tokens":1,"settings":{}}\n'
 )
 DETAIL = (
     '"detail":{"current":1,"tree":[4],"parents":[-1],"sources":["x"],"accepted":[],'

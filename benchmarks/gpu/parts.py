@@ -29,7 +29,7 @@ from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
-from ladecli.specs.device import detect, measure_rates, synchronize
+from ladecli.specs.device import synchronize
 
 SUCCESSORS = 4
 """Of every output, as lookahead asks for them."""
@@ -140,7 +140,9 @@ def random_model(name: str) -> Any:
 
 def copy_rate() -> float:
     """Bytes per second of a copy on the device, bytes read and written both counted."""
-    return measure_rates(detect(DEVICE.type), str(DTYPE).removeprefix("torch.")).bandwidth
+    source = torch.zeros(2 * CACHE_BYTES, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return 4 * CACHE_BYTES / min(timed(partial(target.copy_, source))[1] for _ in range(20))
 
 
 def make(name: str, folder: str, small: str | None = None) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import import_module, metadata
@@ -22,7 +21,7 @@ from ..decoder.errors import Error
 from ..errors import UsageError, counted, describe_error
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
-from ..profiles import races, summarise, user
+from ..profiles import measured, summarise, user
 from ..session import setup as decode_setup
 from ..specs import adapters, device, hub, model_files
 from ..specs.memory import format_bytes
@@ -153,10 +152,9 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     why = f" (OMP_NUM_THREADS={limit})" if limit else " (a cgroup's share)" if quota else ""
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
     yield Finding("processor", f"{cpu.label}: {count}")
-    raced = [times for times in races.read(cpu).values() if len(times) > 1]  # there was a choice
-    if won := Counter(min(times, key=times.__getitem__) for times in raced):
-        shown = ", ".join(f"{form} ({number})" for form, number in won.most_common())
-        yield Finding("products", f"fastest forms of weights, as raced here: {shown}")
+    if costs := measured.read_all():
+        value = f"measured for {counted(len(costs), 'model')}: {measured.path()}"
+        yield Finding("step costs", value)
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
@@ -241,8 +239,7 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
     usual = profiles.usual(here, own)
     name = request.profile or (usual and usual.name)
     if name is None:
-        value = f"none knows {here.label}: settings come from a quick measurement"
-        yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
+        yield Finding("profile", profiles.unknown(here), WARNING, "--budget 64, for example")
     else:
         origin = f"by {request.origins['profile']}" if request.profile else f"for {here.label}"
         yield Finding("profile", f"{name}, {origin}")

@@ -125,7 +125,6 @@ class _Answers:
         sampling = session.loaded.defaults.without_samples
         self._settings = opening.settings_of(request, session.choice, sampling)
         self._terminal = terminal
-        self._calibration: float | None = None
 
     def hold(self, talk: Dialogue) -> None:
         """Answer every turn of a conversation; errors as `_answer`."""
@@ -150,7 +149,7 @@ class _Answers:
             print(flush=True)
         if self._total > 1 and not request.json:
             self._terminal.say(f"answer to {talk.id}{f', turn {turn}' if turn > 1 else ''}:")
-        tally, detailed = Tally(calibration=self._calibration), request.trace is not None
+        tally, detailed = Tally(), request.trace is not None
         renderer = MarkdownRenderer(False, True, request.reasoning)
         limit = session.decoder.max_context
         shown = [] if request.json else [reply_view(self._terminal, tally, renderer, limit)]
@@ -159,7 +158,7 @@ class _Answers:
         hides_reasoning = written and not request.reasoning and sys.stderr.isatty()
         settings = opening.limited(request, self._settings, session, ids)
         settings = dataclasses.replace(settings, template=talk.template)
-        files = record.writers(request, session, settings, ids, tally, number)
+        files = record.writers(request, session, settings, ids, number)
         lost: RankError | None = None
         try:
             # To ranks SIGTERM says that one of them has failed.
@@ -179,7 +178,6 @@ class _Answers:
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
         self._report(tally)
-        self._calibration = tally.calibrate()
         if lost is not None:
             raise lost
         if tally.reason == "interrupted":

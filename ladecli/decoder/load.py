@@ -25,7 +25,6 @@ from .kv_cache import KVCache
 from .model.attention.triton import compile_attention, triton_available
 from .model.building import can_run
 from .model.families import ModelFacts
-from .model.form_races import Races
 from .model.forward import Forward
 from .model.layer import TorchOps
 from .model.own_cache import OwnCache, OwnCacheModel
@@ -58,8 +57,6 @@ class Wanted:
     """Whether weights may be joined; not for a model that belongs to the caller."""
     pack: bool = True
     """Whether weights on a CPU may be held twice, for speed."""
-    races: Races | None = None
-    """Which forms of weights are fastest on a CPU; None to find out."""
     kernels: Sequence[int] = ()
     """Widths of the steps that Triton kernels are for; () to do without them."""
     slots: int = 0
@@ -93,7 +90,6 @@ def load_decoder(
     kernels: bool = True,
     join: bool = True,
     pack: bool = True,
-    races: Races | None = None,
     capture: Capture | None = None,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> Decoder:
@@ -108,7 +104,6 @@ def load_decoder(
         kernels: whether Triton kernels may be used.
         join: whether weights may be joined; not for a model that belongs to the caller.
         pack: whether weights on a CPU may be held twice, for speed.
-        races: which forms of weights are fastest on this processor, as far as that is known.
         capture: captures work in place of CUDA graphs, on any device.
         on_layer: called with the number of layers whose weights are prepared, and that of all.
 
@@ -129,11 +124,9 @@ def load_decoder(
     if cuda_graphs and on_one_device and (on_gpu or capture is not None):
         captured = partial(CudaGraphs, facts=facts, max_context=limit, capture=capture)
     widths = (*CAPTURED_WIDTHS, prefill_chunk or chunk_on(device.type)) if kernels else ()
-    wanted = Wanted(attention, join, pack, races, widths, limit + GROWTH, captured, on_layer)
+    wanted = Wanted(attention, join, pack, widths, limit + GROWTH, captured, on_layer)
     way = find_way(model, facts, wanted)
     if not on_gpu:
-        if races is not None and not isinstance(way.forward, Transformer):
-            races.watch_only(model)
         return_freed_memory()
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices
@@ -249,7 +242,6 @@ def _forwards(
                 *(model, trial.facts, wanted.attention),
                 join=wanted.join,
                 pack=wanted.pack,
-                races=wanted.races,
                 on_layer=wanted.on_layer,
             )
         except AttributeError as error:  # a layer lacks a part that the family has

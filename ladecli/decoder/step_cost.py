@@ -1,14 +1,15 @@
 """What a step costs by its width, relative to a plain step, which feeds one token.
 
 On a GPU a wider step is nearly free until its arithmetic catches up with reading the weights; on a
-CPU every token counts.  Attention makes each token dearer the longer the text is.
+CPU every token counts.  Attention makes each token dearer the longer the text is.  `measuring`
+finds out what steps of a loaded model take.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -16,6 +17,8 @@ from .errors import ConfigError
 
 GRAIN = 128
 """Text lengths are rounded to multiples of this, so that steps share cost curves."""
+FEWEST = 3
+"""Fewer measured widths make no curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,29 @@ class StepCost:
                 raise ConfigError(f"step_cost: {len(row)} costs for {len(self.widths)} widths")
             if row[0] != 1.0 or any(not a <= b < float("inf") for a, b in pairwise(row)):
                 raise ConfigError(f"step_cost: costs must not fall, from 1 at width 1: {row}")
+
+    def measured(self, seconds: Mapping[int, float]) -> StepCost:
+        """Return a table whose steps after a short text take as long as measured.
+
+        What longer texts add stays, and so does the whole table if too few widths were measured.
+
+        Args:
+            seconds: of a step, by its width.
+        """
+        widths = sorted(seconds)
+        if len(widths) < FEWEST or widths[0] != 1:
+            return self
+        # A narrower step takes no longer: another program was in its way if it seems so.
+        least = [*accumulate((seconds[width] for width in reversed(widths)), min)][::-1]
+        rows = [
+            [
+                took / least[0] + self.at(width, context) - self.at(width, self.contexts[0])
+                for width, took in zip(widths, least, strict=True)
+            ]
+            for context in self.contexts
+        ]
+        costs = tuple(tuple(accumulate(row, max)) for row in rows)
+        return replace(self, widths=tuple(widths), costs=costs)
 
     def at(self, width: int, context: int) -> float:
         """The cost of a step of `width` tokens after `context` tokens of text."""

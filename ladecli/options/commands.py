@@ -19,11 +19,8 @@ from .declare import Options, option
 from .drafting import DraftOptions, decode_option
 from .model import (
     DeviceOptions,
-    ModelOptions,
     SessionOptions,
-    StepOptions,
     model_argument,
-    model_option,
 )
 
 _measure = partial(option, "Measuring", lasting=False)
@@ -87,15 +84,11 @@ class VerifyRequest(MeasureRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneRequest(JsonOptions, QuietOptions, TemplateOptions, SessionOptions):
-    """Measure what steps cost here, and write the profile that pays most for this model."""
+class TuneRequest(JsonOptions, QuietOptions, SessionOptions):
+    """Measure what a step of each width takes here, and keep it for this model."""
 
-    seconds: float = _measure("Maximum time in seconds, after loading.", default=30.0, lasting=True)
-    prompts: str | None = _measure(
-        "Prompts to try settings on: a suite, or a .jsonl; default: the builtin ones.",
-        metavar="SUITE|FILE",
-    )
-    dry_run: bool = _measure("Measure and show; write no profile.", default=False)
+    seconds: float = _measure("Time in seconds, after loading.", default=10.0, lasting=True)
+    dry_run: bool = _measure("Measure and show; write nothing.", default=False)
 
     def _check(self) -> None:
         super()._check()
@@ -114,24 +107,10 @@ class DoctorRequest(JsonOptions, TemplateOptions, DraftOptions, SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileRequest(JsonOptions, StepOptions, ModelOptions):
-    """Show a profile: how it is recognised, and every value with its origin."""
+class ProfileRequest(JsonOptions, DeviceOptions):
+    """List the hardware profiles, and mark the one that this machine uses; or show one as TOML."""
 
-    profile: str | None = decode_option(
-        "A profile; default: the one in use here.", metavar="NAME", argument=True
-    )
-    model: str | None = model_option(
-        "Settings for this model, not by size.", metavar="MODEL", lasting=False
-    )
-
-    def _check(self) -> None:
-        super()._check()
-        DraftOptions(profile=self.profile)._check()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListRequest(JsonOptions, DeviceOptions):
-    """List the hardware profiles, and mark the one that this machine uses."""
+    profile: str | None = decode_option("A profile to show.", metavar="NAME", argument=True)
 
 
 class ModelsRequest(JsonOptions):

@@ -2,34 +2,32 @@
 
 A profile holds settings (`schema.Setting`), or bandwidth and arithmetic from which `derive` makes
 them.  `usual` finds the profile of a device, and `choose` gives its settings for a model; `select`
-does both.
+does both.  Its costs of steps hold until steps were measured here (`measured`), and for good if the
+user names it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..decoder.config import LookaheadConfig
 from ..errors import UsageError
-from ..specs.device import Rates
 from ..specs.memory import ModelSpec
 from . import user
-from .derive import derive, for_experts, for_products
-from .schema import VALUES, Hardware, Profile, Setting, Tuned, dump, parse
+from .derive import derive, for_experts
+from .schema import Profile, Setting, dump, parse
 
 if TYPE_CHECKING:
     from ..specs.device import Device
 
-__all__ = ["Profile", "Setting", "Tuned", "dump", "parse"]
+__all__ = ["Profile", "Setting", "dump", "parse"]
 
-MEASURED = "measured here"
-"""The name of the profile of a device that was measured a moment ago."""
 TOLERANCE = 0.25
 """How far a device's memory may be from a profile's: drivers keep some, and count in GiB."""
 _BY_KIND = {"cpu": "cpu", "mps": "apple", "cuda": "gpu"}
@@ -48,27 +46,23 @@ class Choice:
 
     profile: str
     lookahead: LookaheadConfig
-    origins: Mapping[str, str]  # of each of `schema.VALUES`: "derived: ...", "default", ...
+    origin: str  # where they are from, in one line: "measured: ...", "derived: ..."
     paper: LookaheadConfig  # for the paper's algorithm; the trajectory is its only source
     paper_origin: str
     notices: tuple[str, ...] = ()
-    tuned: bool = False  # whether the costs of steps were measured on this machine
+    named: bool = False  # whether the user named it, so that it holds as it is written
 
-    def on_products(self, products: Mapping[int, float]) -> Choice:
-        """The same where products were seen; see `for_products`, {} where none were."""
-        if self.tuned or not products:
+    def priced(self, seconds: Mapping[int, float]) -> Choice:
+        """Return the same with costs of steps as measured here, unless the user named the profile;
+        see `StepCost.measured`."""
+        if self.named:
             return self
-        cost = for_products(self.lookahead.step_cost, products)
+        cost = self.lookahead.step_cost.measured(seconds)
         return replace(self, lookahead=replace(self.lookahead, step_cost=cost))
 
     def base(self, paper: bool) -> LookaheadConfig:
         """The settings to start from: the paper's own where its algorithm is asked for."""
         return self.paper if paper else self.lookahead
-
-    @property
-    def origin(self) -> str:
-        """Where the settings are from, in one line."""
-        return self.origins["window"]
 
 
 @cache
@@ -149,52 +143,40 @@ def _contains(words: tuple[str, ...], name: str) -> bool:
 
 
 def select(
-    name: str | None,
-    device: Device,
-    spec: ModelSpec,
-    *,
-    attention: str = "sdpa",
-    captured: bool | None = None,
-    measure: Callable[[], Rates] | None = None,
+    name: str | None, device: Device, spec: ModelSpec, captured: bool | None = None
 ) -> Choice:
-    """The settings for a model on a device, by the profile of a name or by the one that fits.
+    """Return the settings for a model on a device, by the profile of a name or by the usual one.
 
-    A profile that was tuned for just this (an attention backend too) comes first, then the one
-    that `usual` finds.  A GPU that no profile knows is measured; without `measure` its settings
-    are cautious.  `captured` is as for `choose`.
+    `captured` is as for `choose`.
 
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.
     """
-    if name:
-        return choose(read(name), spec, captured=captured)
     own, notices = user.read_all()
     known = usual(device, own)
-    tuned = user.find_tuned(own, device, spec, attention)
-    if tuned is None and known is None:
-        if measure is not None:
-            known = profile_of(measure(), spec.compute)
-            notices.append(unknown(device))
-        else:
-            known = every(own)[_BY_KIND[device.kind]]
-            notices.append(unknown(device, "are those of a slow one"))
-    fitting = tuned or known
-    assert fitting is not None
-    return choose(fitting, spec, known, notices, captured)
+    if name:
+        profile, notices = read(name), []
+        if not _is_for(profile, device, known):
+            whose = f"profile {name} was made for {profile.description}"
+            notices = [f"{whose}; its costs are not this machine's"]
+        return replace(choose(profile, spec, None, notices, captured), named=True)
+    if known is None:
+        known = every(own)[_BY_KIND[device.kind]]
+        notices.append(unknown(device))
+    return choose(known, spec, known, notices, captured)
 
 
-def unknown(device: Device, settings: str = "come from a quick measurement") -> str:
-    """The notice about a GPU that no profile knows."""
+def _is_for(profile: Profile, device: Device, known: Profile | None) -> bool:
+    """Whether a profile is for a device, for all that its file says."""
+    if profile.devices:
+        return recognise(device.label, device.memory, [profile]) is not None
+    return profile == known or profile.place != "shipped"
+
+
+def unknown(device: Device) -> str:
+    """Return the notice about a GPU that no profile knows."""
     name = device.label or "this GPU"
-    return f"no profile knows {name}: settings {settings}; lade tune finds better ones"
-
-
-def profile_of(rates: Rates, compute: str) -> Profile:
-    """A profile of a device whose rates were measured, for models that compute in a type."""
-    speeds: Any = {compute: rates.arithmetic}
-    hardware = Hardware(bandwidth=rates.bandwidth, rates=speeds, source=rates.source)
-    description = "this device, measured a moment ago"
-    return Profile(name=MEASURED, description=description, hardware=hardware, place="measured")
+    return f"no profile knows {name}: the budget is that of a slow one; --budget sets another"
 
 
 def choose(
@@ -214,8 +196,8 @@ def choose(
         captured = profile.name != _BY_KIND["mps"]
     setting = profile.setting(spec)
     if setting is not None:
-        lookahead, origins = setting.lookahead, setting.origins
-        if profile.tuned is None and spec.active < spec.parameters:
+        lookahead, origin = setting.lookahead, setting.origin
+        if spec.active < spec.parameters:
             cost = for_experts(lookahead.step_cost, spec)
             lookahead = replace(lookahead, step_cost=cost)
     else:
@@ -223,17 +205,16 @@ def choose(
         rates = profile.hardware.rates_for(spec.compute)
         lookahead = derive(rates, spec, captured=captured)
         speeds = f"{rates.bandwidth / 1e9:.0f} GB/s and {tera(rates.arithmetic)} TFLOP/s"
-        origins = dict.fromkeys(VALUES, f"derived: from {speeds} ({rates.source})")
+        origin = f"derived: from {speeds} ({rates.source})"
     paper = profile.paper(spec) or (known.paper(spec) if known else None) or _PAPER
     trajectory = LookaheadConfig(paper.window, paper.ngram, paper.guesses, sources=("trajectory",))
     return Choice(
         profile=profile.name,
         lookahead=lookahead,
-        origins=origins,
+        origin=origin,
         paper=trajectory,
         paper_origin=paper.origin,
         notices=tuple(notices),
-        tuned=profile.tuned is not None,
     )
 
 

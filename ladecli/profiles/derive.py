@@ -9,10 +9,8 @@ time.  Drafting adds host time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
-from operator import add
 
 from ..decoder.config import CAPTURED_WIDTHS, WITHOUT_WINDOW, LookaheadConfig
 from ..decoder.step_cost import StepCost
@@ -41,10 +39,6 @@ BETWEEN, DRAFTED_BETWEEN, HOST = 0.12e-3, 0.16e-3, 6.5e-6
 has drafts, and for each further token of it."""
 READ_OUT = 15.0
 """Bytes per logit that a step with drafts reads and writes to choose and to rank tokens."""
-PRODUCTS, GROWTH, DRAFTED = 0.65, 0.11, 0.04
-"""The share of products in a plain step on a CPU, by how much of itself the rest grows for each
-further token, and what a step with drafts takes more however few they are: to read out successors,
-to draft and to learn (SmolLM2-135M on an EPYC; benchmarks/README.md)."""
 DEAR = 1.25
 """The widest step of a budget costs at most this many of the narrowest steps with a draft."""
 
@@ -114,25 +108,6 @@ def for_experts(cost: StepCost, shape: ModelSpec) -> StepCost:
     more = [_met(shape, width) / _met(shape, 1) for width in cost.widths]
     rows = (tuple(c * m for c, m in zip(row, more, strict=True)) for row in cost.costs)
     return replace(cost, costs=tuple(rows))
-
-
-def for_products(cost: StepCost, products: Mapping[int, float]) -> StepCost:
-    """A curve of any processor, for one whose products were seen.
-
-    What attention adds after longer texts stays.
-
-    Args:
-        products: how many times as long as those of one row products take, by rows.
-    """
-    # Another program can only make products slower than they are: fewer rows take no longer.
-    least = [*accumulate(reversed([*products.values()]), min)][::-1]
-    seen = StepCost((1, *products), costs=((*accumulate(least, max, initial=1.0),),))
-    rest = 1.0 - PRODUCTS
-    grown = [PRODUCTS * seen.at(w, 0) + rest * (1.0 + GROWTH * (w - 1)) for w in cost.widths]
-    short = [grown[0], *(of + DRAFTED for of in grown[1:])]
-    longer = ([c - near for c, near in zip(row, cost.costs[0], strict=True)] for row in cost.costs)
-    rows = (accumulate(map(add, short, more), max) for more in longer)
-    return replace(cost, costs=tuple(tuple(row) for row in rows))
 
 
 def _met(shape: ModelSpec, width: int) -> float:

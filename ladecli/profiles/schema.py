@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
@@ -63,11 +63,6 @@ class Setting(_Table):
     origin: Annotated[str, Field(pattern=r"^(measured|published|derived)\b")]
     step_cost: StepCost = StepCost()
 
-    @classmethod
-    def of(cls, lookahead: LookaheadConfig, origin: str) -> Setting:
-        """A setting for every model that gives all values."""
-        return cls(origin=origin, **{name: getattr(lookahead, name) for name in VALUES})
-
     @model_validator(mode="after")
     def _in_range(self) -> Setting:
         _ = self.lookahead  # raises ConfigError, a ValueError
@@ -78,27 +73,6 @@ class Setting(_Table):
         """The decoder's configuration."""
         return LookaheadConfig(**{name: getattr(self, name) for name in VALUES})
 
-    @property
-    def origins(self) -> dict[str, str]:
-        """The origin of each value, by the names in `VALUES`."""
-        return {v: self.origin if v in self.model_fields_set else "default" for v in VALUES}
-
-
-class Tuned(_Table):
-    """What `lade tune` measured a profile on: it holds for this device, model and attention."""
-
-    device: Text
-    parameters: Positive
-    weights: Text
-    attention: Text
-    versions: Mapping[str, Text]  # of packages
-    date: Text
-
-    @property
-    def packages(self) -> str:
-        """The versions in one line."""
-        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
-
 
 class Profile(_Table):
     """Settings for a kind of hardware; in the file, `papers` are [[paper]], `settings` [[setting]].
@@ -107,7 +81,7 @@ class Profile(_Table):
     """
 
     name: str = Field(exclude=True)  # of the file
-    place: str = Field(default="shipped", exclude=True)  # or "yours", "tuned", "measured"
+    place: str = Field(default="shipped", exclude=True)  # or "yours"
     description: Text
     # Names matched as whole words; () for a profile that is found by the kind of the device.
     devices: tuple[str, ...] = ()
@@ -116,7 +90,6 @@ class Profile(_Table):
     hardware: Hardware | None = None
     papers: tuple[Setting, ...] = Field(default=(), alias="paper")  # the smallest models first
     settings: tuple[Setting, ...] = Field(default=(), alias="setting")
-    tuned: Tuned | None = None
 
     @model_validator(mode="after")
     def _covers_every_model(self) -> Profile:
@@ -159,7 +132,6 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
     """
     try:
         data = parse_toml(text)
-        place = "tuned" if "tuned" in data and place == "yours" else place
         return Profile.model_validate({**data, "name": name, "place": place})
     except ValidationError as error:
         raise UsageError(f"profile {name}, {flaw(error)}") from error

@@ -99,8 +99,6 @@ class Chat:
         self.leaving = False  # whether the user wants to leave
         self.refused = False  # whether a message of a pipe was refused, and the chat went on
         self.successor: str | None = None  # a model to go on with after that
-        # Of this machine's plain steps, as replies and `/compare` measured it.
-        self.calibration: float | None = None
         self.choice = self._choose_profile(request)  # what the hardware profile says
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
@@ -236,7 +234,7 @@ class Chat:
         """
         seen = self._with_room(asked)
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
-        tally = Tally(calibration=self.calibration)
+        tally = Tally()
         ids = self.encode(seen)
         settings = opening.limited(self.request, self.settings(), self.session, ids)
         reply = Reply(ids, settings, tally, drafts)
@@ -261,7 +259,6 @@ class Chat:
                 reply.message = self.conversation.messages[-1]
             else:
                 self.keep(self.conversation)
-        self.calibration = tally.calibrate()
         self._conclude(reply)
 
     def _show(self, reply: Reply, seen: Conversation) -> None:
@@ -271,7 +268,7 @@ class Chat:
         reasoning = request.reasoning and sys.stdout.isatty()
         renderer = MarkdownRenderer(request.markdown, request.token_colors, reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
-        files = record.writers(request, session, reply.settings, reply.prompt, tally)
+        files = record.writers(request, session, reply.settings, reply.prompt)
         self._renderer, views = renderer, together(tally, shown, *files)
         detailed, kept = request.trace is not None, time.monotonic()
         with views as show, self.reader.watched() as look, ctrl_c() as cancelled:
@@ -372,7 +369,7 @@ class Chat:
         loaded = self.session.loaded
         split = loaded.placement.split > 1
         choice = choose_profile(request.profile, request, loaded.device, loaded.part, split)
-        return self.session.on_this_machine(choice)
+        return choice.priced(self.session.step_seconds)
 
     def toggle_colors(self) -> None:
         """Switch the colors of tokens on or off; also in the middle of a reply."""

@@ -53,8 +53,6 @@ def compare_again(chat: Chat, reply: Reply) -> None:
         rows.append((name, f"{whole.tokens_per_second:.1f} tok/s", steps))
     chat.print_rows(rows)
     chat.console.print(f"same text · {_describe_speedup(drafted, plain)}", style="bold")
-    if calibration := total(drafted).calibrate_by(total(plain)):
-        chat.calibration = reply.tally.calibration = calibration
 
 
 def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tally:

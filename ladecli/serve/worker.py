@@ -133,7 +133,6 @@ class Worker:
         self._session, self._request = session, request
         self._terminal = Terminal(request.color, request.quiet)
         self._spell = speller(session.loaded.tokenizer)
-        self._calibration: float | None = None
         # Signals are handled in the main thread, which a tokenizer would hold for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
         self.until = math.inf
@@ -174,7 +173,7 @@ class Worker:
 
     def _answer(self, job: Job, pressed: Callable[[], bool]) -> None:
         """Answer a job, whatever is wrong with it; errors as `run`."""
-        tally, began = Tally(calibration=self._calibration), time.monotonic()
+        tally, began = Tally(), time.monotonic()
         outcome, wanted = "abandoned", job.wanted
         try:
             if wanted is not None:
@@ -196,7 +195,6 @@ class Worker:
             if isinstance(error, DeviceLostError | RankError):
                 raise
         finally:
-            self._calibration = tally.calibrate()
             self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
 

@@ -145,7 +145,11 @@ def _plan(
 
             session = Session(loaded, setup, on_layer)
             if drafts.strategy == "lookahead":
-                longer = min(bigrams.SHARE * (time.perf_counter() - began), bigrams.MOST)
+                seconds = time.perf_counter() - began
+                if not ranks or (ranks.rank == 0 and split == 1):  # others take the leader's
+                    say("measuring steps")
+                    session.measure(seconds)
+                longer = min(bigrams.SHARE * seconds, bigrams.MOST)
                 say("preparing drafts")
                 # Several ranks would all have to ask the same.
                 session.know(bigrams.bigrams_of(session, 0.0 if ranks else longer))

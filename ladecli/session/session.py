@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,15 +14,15 @@ from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
-from ..decoder.model.form_races import Races
 from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
+from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
 from ..events import TextEvent
 from ..models import LoadedModel
 from ..options.answer import TemplateChoice
-from ..profiles import Choice, races
+from ..profiles import Choice, measured
 from .chat_template import ChatMessage, ChatTemplate, text_of
 from .reasoning import splitter
 from .setup import Setup
@@ -69,11 +69,6 @@ class Session:
         self.loaded = loaded
         self.load_seconds = 0.0
         self.setup = setup = setup or Setup()
-        raced = None
-        if setup.raced is not None:  # other forms would round otherwise
-            raced = Races(setup.raced, seconds=0.0)
-        elif loaded.device.kind == "cpu":
-            raced = Races(races.read(loaded.device))
         self.decoder = load_decoder(
             loaded.model,
             attention=setup.attention.name,
@@ -81,13 +76,9 @@ class Session:
             cuda_graphs=setup.no_graphs_reason is None,
             kernels=setup.kernels,
             pack=setup.store_twice,
-            races=raced,
             on_layer=on_layer,
         )
-        # What products of more rows take on a CPU, see `Races.spread`.
-        self._products = raced.spread() if raced is not None else {}
-        if raced is not None and raced.run:
-            races.write(loaded.device, raced.known)
+        self.step_seconds: Mapping[int, float] = {}  # as measured here, by width
         self.bigrams: Bigrams | None = None  # what its model expects after single tokens
         self.drafts = DraftStore()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
@@ -101,13 +92,16 @@ class Session:
 
     @cached_property
     def choice(self) -> Choice:
-        """What the profile says, where the session was opened with one."""
+        """What the profile says, if the session was opened with one."""
         assert self.setup.choice is not None
-        return self.on_this_machine(self.setup.choice)
+        return self.setup.choice.priced(self.step_seconds)
 
-    def on_this_machine(self, choice: Choice) -> Choice:
-        """What a profile says, with costs of steps as products of this model show them here."""
-        return choice.on_products(self._products)
+    def measure(self, load_seconds: float) -> None:
+        """Find out what steps take here, after a load that took so long."""
+        loaded = self.loaded
+        self.step_seconds = measured.after_load(
+            self.decoder, loaded.device, loaded.spec, load_seconds
+        )
 
     @property
     def attention(self) -> str:
@@ -323,7 +317,9 @@ class Session:
         should_stop = text.feed if any(self.stops(settings)) else None
         executor = self.executor if together else None
         events = self._decode(prompt, settings, should_stop, detailed, executor)
-        cost = partial(self._cost, settings)
+        # Estimates are of this machine, also if the user's profile is one of another.
+        curve = settings.lookahead.step_cost.measured(self.step_seconds)
+        cost = partial(self._cost, curve)
         if followers is None or not together:
             return text_events(events, text, cost, cancelled, contextlib.nullcontext())
         answering = followers.answering(prompt, settings, self.drafts)
@@ -352,9 +348,8 @@ class Session:
         )
 
     @staticmethod
-    def _cost(settings: Settings, width: int, context: int) -> float | None:
+    def _cost(curve: StepCost, width: int, context: int) -> float | None:
         """What a step of `width` tokens costs after `context` tokens; see `TextStep`."""
-        curve = settings.lookahead.step_cost
         if width > 1 and len(curve.widths) == 1:
             return None
         return curve.at(width, context)

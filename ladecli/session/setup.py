@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import profiles
 from ..decoder.config import check_attention, chunk_on
 from ..errors import UsageError
 from ..options.declare import CONFIG_FILE
-from ..profiles import races
 from ..specs import device as machine
 from ..specs import memory, placement
 
@@ -41,7 +39,6 @@ class Setup:
     context: int | None = None  # the most tokens of a text; None for what the model was made for
     need: memory.Need | None = None  # bytes that decoding takes, the weights included
     store_twice: bool = True  # whether weights on a CPU may be stored twice, for speed
-    raced: races.Results | None = None  # where ranks share what their leader knows of a CPU's forms
     kernels: bool = True  # whether Triton kernels may be used
     memory_notice: str | None = None  # where memory has no room for all of the context
     effects: tuple[str, ...] = ()  # lines about options that do nothing, or more than they say
@@ -68,9 +65,9 @@ def decide(
     """
     device, shape, split = planned.device, planned.part, planned.placement.split > 1
     options, effects = _without_effect(options, planned)
-    attention, raced = choose_attention(options, device, shape), None
-    if ranks is not None:  # each may have found another one a little faster
-        attention, raced = ranks.gather((attention, races.read(device)))[0]
+    attention = choose_attention(options, device, shape)
+    if ranks is not None:
+        attention = ranks.gather(attention)[0]
     no_graphs = why_no_graphs(options, device, split)
     choice = choose_profile(drafts.profile, options, device, shape, split)
     base = choice.base(drafts.wants_paper)
@@ -86,7 +83,7 @@ def decide(
     )
     free, context, notice = _find_room(planned, asked, sharing)
     need = asked.need(shape, context)
-    # Transposed weights for steps of one token, and packed ones for wider steps.
+    # A head that shares the embedding's weight has another form beside it.
     twice = 2 * need.weights + need.cache + need.step <= memory.usable(free)
     if ranks is not None:
         least, twice = map(min, zip(*ranks.gather((context, twice)), strict=True))
@@ -99,7 +96,6 @@ def decide(
         context=context,
         need=need,
         store_twice=twice,
-        raced=raced,
         kernels=options.kernels,
         memory_notice=notice,
         effects=(*effects, *drafts.side_effects(base), *_limit_notice(options, planned)),
@@ -225,29 +221,5 @@ def choose_profile(
     name: str | None, options: StepOptions, device: Device, shape: ModelSpec, split: bool = False
 ) -> profiles.Choice:
     """Choose the settings for a model, by the profile of a name or by that of a device."""
-    from ..decoder.faults import attempt
-
-    select = partial(
-        profiles.select,
-        name,
-        device,
-        shape,
-        attention=choose_attention(options, device, shape).name,
-        captured=why_no_graphs(options, device, split) is None,
-    )
-    measure = partial(machine.measure_rates, device, shape.compute)
-    # A device that is too full to be measured gets cautious settings.
-    return attempt(select, measure=measure) or select()
-
-
-def products_as_they_are(model: Any, device: Device) -> dict[int, float]:
-    """What products of more rows take on a CPU, of weights that nothing is made of; see
-    `Races.spread`."""
-    from ..decoder.model.form_races import Races
-
-    raced = Races(races.read(device))
-    raced.watch_only(model)
-    found = raced.spread()
-    if raced.run:
-        races.write(device, raced.known)
-    return found
+    captured = why_no_graphs(options, device, split) is None
+    return profiles.select(name, device, shape, captured)

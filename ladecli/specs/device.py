@@ -11,10 +11,8 @@ import platform
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +35,6 @@ else:
 
 _PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
-_LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
-"""By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
 _GPU_FILES = (
     *("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg"),
     *("/dev/nvhost-gpu", "/dev/nvgpu", "/dev/nvmap"),  # of NVIDIA's small boards
@@ -207,43 +203,12 @@ def gpu_build() -> str | None:
     return None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
 
 
-@lru_cache(maxsize=16)
-def measure_rates(device: Device, dtype: str, seconds: float = 0.15) -> Rates:
-    """The best rates of copying a large tensor and of multiplying two large matrices.
-
-    Each may take `seconds`; anything that disturbs a measurement makes it slower.
-    """
-    size, rows = _LARGE[device.kind]
-    place, kind = in_torch(device, dtype)
-    with torch.inference_mode():
-        source = torch.zeros(size, dtype=torch.uint8, device=place)
-        target = torch.empty_like(source)
-        copying = _fastest(lambda: target.copy_(source), place, seconds)
-        factor = torch.randn(rows, rows, device=place).to(kind)
-        out = torch.empty_like(factor)
-        multiplying = _fastest(lambda: torch.mm(factor, factor, out=out), place, seconds)
-    # A copy reads and writes every byte.
-    rates = 2 * size / copying, 2.0 * rows**3 / multiplying
-    return Rates(*rates, f"measured here, {device.label}")
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until a device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-def _fastest(work: Callable[[], object], place: torch.device, seconds: float) -> float:
-    """Seconds of the fastest of many calls, the first two of which do not count."""
-    spent, end = list[float](), time.perf_counter() + seconds
-    while len(spent) < 3 or time.perf_counter() < end:
-        began = time.perf_counter()
-        work()
-        synchronize(place)
-        spent.append(time.perf_counter() - began)
-    return min(spent[2:])
 
 
 def _gpu(number: int) -> Device:

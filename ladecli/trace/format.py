@@ -45,7 +45,6 @@ class Header(BaseModel):
     prompt: str  # as text, the special tokens of a chat template included
     prompt_tokens: int
     settings: dict[str, Any] = Field(default_factory=dict)  # see `record.describe`
-    calibration: Annotated[float, Field(gt=0)] | None = None  # see `metrics.Tally`
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class StepView:
 
     def _figures(self) -> Text:
         """What the step yielded and cost, and the whole answer so far."""
-        tally = Tally(calibration=self.trace.header.calibration)
+        tally = Tally()
         step = self._step
         for event in self.trace.events:
             tally.add(event)

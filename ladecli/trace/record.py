@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UsageError
-from ..metrics import Tally
 
 if TYPE_CHECKING:
     from ..options.answer import FileOptions
@@ -57,7 +56,6 @@ def writers(
     session: Session,
     settings: Settings,
     ids: Sequence[int],
-    tally: Tally,
     number: int = 1,
 ) -> list[TraceWriter]:
     """Return the writer of an answer's trace, if the request asks for one.
@@ -67,7 +65,6 @@ def writers(
         session: the model at work.
         settings: how the answer is decoded.
         ids: the prompt.
-        tally: its figures.
         number: of the answer, from 1 on; each has a file of its own.
     """
     if (path := _path(request, number)) is None:
@@ -81,7 +78,6 @@ def writers(
         prompt=tokenizer.decode(list(ids), skip_special_tokens=False),
         prompt_tokens=len(ids),
         settings=describe(settings),
-        calibration=tally.calibration,
     )
     return [TraceWriter(path, header, speller(tokenizer))]
 

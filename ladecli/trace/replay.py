@@ -35,7 +35,7 @@ def run(request: ReplayRequest) -> int:
 
 def _print(trace: Trace, terminal: Terminal) -> None:
     """Print the text, then its statistics."""
-    tally = Tally(calibration=trace.header.calibration)
+    tally = Tally()
     with together(tally, reply_view(terminal, tally, MarkdownRenderer(True, True))) as show:
         for event in trace.events:
             show(event)

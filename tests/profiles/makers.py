@@ -1,12 +1,10 @@
-"""Devices, models and tuned profiles for tests of profiles."""
+"""Devices, models and a profile by hand, for tests of profiles."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.step_cost import StepCost
-from ladecli.profiles import Profile, Setting, Tuned, user
+from ladecli.profiles import user
 from ladecli.specs.device import Device
 from ladecli.specs.memory import ModelSpec
 
@@ -48,28 +46,6 @@ def shape(
 
 DEMO = shape(3148224, "float32", "float32")
 """As large as the demo model."""
-
-
-def tuned(**changes: object) -> Profile:
-    """A profile as `lade tune` writes it, for `CPU` and `DEMO`."""
-    key = {
-        "device": "AMD EPYC, 1 thread",
-        "parameters": 3148224.0,
-        "weights": "float32",
-        "attention": "sdpa",
-        "versions": user.versions_here(),
-        "date": "2026-11-21",
-    } | changes
-    record = Tuned(**key)
-    cost = StepCost((1, 4, 16), (64, 512), ((1.0, 1.2, 1.6), (1.0, 1.25, 1.7)))
-    lookahead = LookaheadConfig(3, 3, 4, 16, ("context",), cost, (1, 4, 8, 16))
-    return Profile(
-        name=user.name_for(record),
-        place="tuned",
-        description="tuned",
-        setting=(Setting.of(lookahead, "measured: AMD EPYC, 2026-11-21"),),
-        tuned=record,
-    )
 
 
 def put(name: str, text: str) -> Path:

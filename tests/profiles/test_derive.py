@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import add, sub
 
 import pytest
 
@@ -14,7 +13,6 @@ from ladecli.profiles.derive import (
     READING,
     derive,
     fit_settings,
-    for_products,
     step_seconds,
 )
 from ladecli.specs.device import Rates
@@ -93,28 +91,6 @@ def test_captured_steps_take_what_they_took_on_an_h200(
     assert 1e3 * found[0] == pytest.approx(milliseconds[0], rel=0.1)
     for mine, theirs in zip(found, milliseconds, strict=True):
         assert mine / found[0] == pytest.approx(theirs / milliseconds[0], rel=0.04)
-
-
-MEASURED = StepCost((1, 4, 8, 16), (128, 8192), ((1.0, 1.2, 1.5, 2.0), (1.0, 1.6, 2.1, 3.2)))
-
-
-@pytest.mark.parametrize(
-    ("products", "costs"),
-    [
-        # Products are 0.65 of a step; the rest grows by 0.11 for each further token, and drafts
-        # cost 0.04 however few they are.
-        pytest.param({4: 1, 8: 1}, (1, 1.1555, 1.3095, 1.6175), id="free"),
-        pytest.param({4: 2, 8: 3}, (1, 1.8055, 2.6095, 4.2175), id="dear"),
-        pytest.param({4: 7, 8: 3}, (1, 2.4555, 2.6095, 2.9175), id="busy"),
-        pytest.param({8: 0.5}, (1, 1.1555, 1.3095, 1.6175), id="by mistake"),
-    ],
-)
-def test_costs_of_products_as_seen(products: dict[int, float], costs: tuple[float, ...]) -> None:
-    short, long = for_products(MEASURED, products).costs
-    assert short == pytest.approx(costs, abs=1e-3)
-    # What attention adds after 8192 tokens stays.
-    added = map(sub, MEASURED.costs[1], MEASURED.costs[0])
-    assert long == pytest.approx(tuple(map(add, costs, added)), abs=1e-3)
 
 
 def test_small_models_on_fast_gpus_have_narrow_trees() -> None:

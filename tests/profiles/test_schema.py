@@ -54,10 +54,3 @@ def test_settings_fit_by_size_and_weights() -> None:
     assert window(1e9, "nf4") == window(1e9, "a-new-method") == 3
     assert window(1e9, "bfloat16") == 4
     assert window(1.1e9, "nf4") == 7, "derived"
-
-
-def test_values_that_a_setting_leaves_out_are_called_defaults() -> None:
-    origins = profiles.choose(profiles.parse("p", TOP + SETTING), shape()).origins
-    given = {name for name, origin in origins.items() if origin == "derived"}
-    assert given == {"window", "ngram", "guesses"}
-    assert {origins[name] for name in origins.keys() - given} == {"default"}

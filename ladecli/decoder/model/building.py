@@ -41,9 +41,9 @@ def make_layers(
 
     `on_layer` is called with the number of layers that are made, and that of all.
     """
-    made = [make(0, layers[0])]  # by it forms are raced, without neighbours
+    made = list[Layer]()
     with ThreadPoolExecutor(min(torch.get_num_threads(), at_once)) as pool:
-        for layer in pool.map(make, range(1, len(layers)), layers[1:]):
+        for layer in pool.map(make, range(len(layers)), layers):
             made.append(layer)
             if on_layer is not None:
                 on_layer(len(made), len(layers))

@@ -1,7 +1,7 @@
 """Forms in which a CPU multiplies with a weight, and the products.
 
-A step reads every weight once, so a form is fast by how few bytes it has, and by how little else
-its product does.  Which one is fastest differs by processor: see `form_races`.
+A step reads every weight once, so a form is fast if it has few bytes, and if its product does
+little else.  `choose_form` has the rule; benchmarks/README.md has what it rests on.
 
 Between two of torch's calls Python takes a third of a plain step of a small model: a weight that
 was just read has pushed the interpreter out of the processor's caches.  So what every product of a
@@ -11,7 +11,7 @@ step calls is in the part of Python that torch runs by itself (TorchScript, `com
 # Annotations are not postponed: TorchScript would not find the types of a named tuple's fields.
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple, Optional
@@ -57,16 +57,15 @@ class Weight(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """A weight in the forms that are fastest for a single row and for more."""
+    """A weight and its bias."""
 
-    one: Weight
-    more: Weight
+    weight: Weight
     bias: Tensor | None
 
 
 def project(x: Tensor, linear: Linear) -> Tensor:
     """[T, in] -> [T, out]."""
-    return multiply(x, linear.more if x.shape[0] > 1 else linear.one, linear.bias)
+    return multiply(x, linear.weight, linear.bias)
 
 
 def multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
@@ -172,11 +171,6 @@ def rows(weight: Tensor) -> Form:
     return Form(Weight("rows", weight), lambda: weight)
 
 
-def columns(weight: Tensor) -> Form:
-    """Transposed, so that a single row reads memory along another side of the matrix."""
-    return rows(weight.t().contiguous().t())
-
-
 def packed(weight: Tensor, least: int = 1) -> Form:
     """In oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
@@ -232,7 +226,6 @@ def _unit_of(weight: Tensor) -> float:
 
 FORMS: dict[str, Callable[[Tensor], Form]] = {
     "rows": rows,
-    "columns": columns,
     "packed": packed,
     "halves": halves,
 }
@@ -246,30 +239,28 @@ ALIKE: dict[str, Callable[[Tensor], Form]] = {
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """On a CPU: one matrix in the forms that are fastest for single rows and for more."""
+    """On a CPU: one matrix in a form, and its bias."""
 
-    one: Form
-    more: Form
+    form: Form
     bias: Tensor | None
     alike: bool
     """Whether a row of the product does not depend on the others, bit for bit."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        return (self.more if x.shape[0] > 1 else self.one)(x, self.bias)
+        return self.form(x, self.bias)
 
     @property
     def rounding(self) -> torch.dtype:
         """What inputs and outputs are rounded to: the type of a weight that is multiplied as it is,
         float32 for others."""
-        weights = [form.weight for form in (self.one, self.more)]
-        kinds = [each.numbers.dtype for each in weights if each.form in ("rows", "packed")]
-        return min(kinds, key=lambda dtype: dtype.itemsize, default=torch.float32)
+        weight = self.form.weight
+        return weight.numbers.dtype if weight.form in ("rows", "packed") else torch.float32
 
     @property
     def linear(self) -> Linear:
         """The same for TorchScript."""
-        return Linear(self.one.weight, self.more.weight, self.bias)
+        return Linear(self.form.weight, self.bias)
 
 
 def alike_forms(weight: Tensor) -> list[str]:
@@ -279,10 +270,12 @@ def alike_forms(weight: Tensor) -> list[str]:
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs weights of a type here: for bfloat16 it needs instructions that not
-    every processor has."""
+    """Whether oneDNN packs weights of a type here, and its products with them are fast: those of
+    bfloat16 are where the processor multiplies in it, and slow where oneDNN converts it first."""
     if dtype == torch.bfloat16:
-        return MKLDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        x86 = torch.cpu._is_avx2_supported()
+        return MKLDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported() and (native or not x86))
     return MKLDNN and dtype == torch.float32
 
 
@@ -311,9 +304,19 @@ def possible(weight: Tensor) -> list[str]:
 
 def forms_of(dtype: torch.dtype) -> list[str]:
     """The forms of a type, the simplest first."""
-    forms = ["rows", "columns"] if dtype == torch.float32 else ["rows"]
+    forms = ["rows"]
     if packs(dtype):
         forms.append("packed")
     if packs_halves():
         forms.append("halves")
     return forms
+
+
+def choose_form(dtype: torch.dtype, forms: Sequence[str]) -> str:
+    """Choose one of the forms that a weight of a type may have.
+
+    Halves are half as long as float32.  They are as long as bfloat16, but their products are
+    computed in float32, which takes longer from 16 rows on.
+    """
+    order = ("halves", "packed", "rows") if dtype == torch.float32 else ("packed", "halves", "rows")
+    return next(form for form in order if form in forms)

@@ -22,7 +22,6 @@ from .building import MOST_PACKED, layer_of, leave_file, make_layers, norm_of
 from .cpu_formats import CpuLinear, computed_in
 from .cpu_layers import ScriptedLayers, can_be_scripted
 from .families import FAMILIES, ModelFacts
-from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import holds_int8
 from .layer import InvariantOps, Norm, TorchOps
@@ -39,7 +38,6 @@ class Transformer:
         attention: name of the attention backend.
         join: whether weights may be joined; see `weights.project`.
         pack: whether weights on a CPU may be held twice.
-        races: which forms of weights are fastest on a CPU.
         on_layer: called with the number of layers that are made, and that of all.
 
     Attributes:
@@ -58,7 +56,6 @@ class Transformer:
         *,
         join: bool = True,
         pack: bool = True,
-        races: Races | None = None,
         on_layer: Callable[[int, int], None] | None = None,
     ) -> None:
         text = model.config.get_text_config(decoder=True)
@@ -79,9 +76,8 @@ class Transformer:
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
         self._logit_scale = 1.0 / float(getattr(text, "logits_scaling", 1.0))
         self._logit_softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        races = races or Races()
         alike = attention == "invariant"
-        projection = partial(project, given, join=join, pack=pack, races=races, invariant=alike)
+        projection = partial(project, given, join=join, pack=pack, invariant=alike)
         norm = partial(norm_of, family, self.dtype)
         self.rotary = RotaryTables(
             body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)

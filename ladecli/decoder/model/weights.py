@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, forms_of, possible
-from .form_races import Races
+from .cpu_formats import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, choose_form, possible
 from .int8 import Int8Linear, share_product
 
 _HELD = "lade_held"
@@ -34,7 +33,6 @@ def project(
     *,
     join: bool,
     pack: bool,
-    races: Races,
     invariant: bool = False,
     shared: bool = False,
 ) -> Projection:
@@ -46,30 +44,22 @@ def project(
         join: whether plain linear modules may be joined, which leaves them views of one matrix;
             quantised and other modules are always called as they are.
         pack: whether weights on a CPU may be held twice; see `join_plain`.
-        races: which form is fastest on a CPU.
         invariant: whether a row of the product must not depend on the others, on a CPU.
         shared: whether the weight is that of the embedding, too.
     """
-    if join and all(isinstance(part, Int8Linear) for part in parts):
-        return join_int8([part for part in parts if isinstance(part, Int8Linear)], races)
+    eight = [part for part in parts if isinstance(part, Int8Linear)]
+    if join and len(eight) == len(parts):
+        return CpuLinear(share_product(eight), _joined_bias(eight), alike=True)
     if not join or not all(is_plain(part) for part in parts):
         return ModuleCalls(parts, dtype)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     first = linear[0].weight
     if first.device.type == "cpu" and first.dtype in CPU_TYPES:
-        return join_plain(linear, pack=pack, shared=shared, races=races, invariant=invariant)
+        return join_plain(linear, pack=pack, shared=shared, invariant=invariant)
     joined = _joined_weight(linear)
     if len(linear) > 1:
         _hand_back(linear, joined)
     return partial(F.linear, weight=joined, bias=_joined_bias(linear))
-
-
-def join_int8(parts: Sequence[Int8Linear], races: Races) -> CpuLinear:
-    """One product of integers, which the modules share."""
-    product = share_product(parts)
-    shape = sum(part.out_features for part in parts), parts[0].in_features
-    races.count(product, torch.int8, shape)
-    return CpuLinear(product, product, _joined_bias(parts), alike=True)
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -99,38 +89,30 @@ class ModuleCalls:
 
 
 def join_plain(
-    parts: Sequence[nn.Linear], *, pack: bool, shared: bool, races: Races, invariant: bool = False
+    parts: Sequence[nn.Linear], *, pack: bool, shared: bool, invariant: bool = False
 ) -> CpuLinear:
     """One product of plain weights on a CPU.
 
-    Where neither form is what the modules can use, the weight leaves them until `restore` is
-    called, so that it is held once.
+    If its form is not what the modules can use, the weight leaves them until `restore` is called,
+    so that it is held once.
 
     Args:
         parts: joined.
         pack: whether there is room to hold weights twice.
         shared: whether the weight is that of the embedding, too, which stays as it is.
-        races: which form is fastest.
         invariant: whether rows are to be alike, where a form has that.
     """
     weight = _joined_weight(parts)
-    one = more = forms_of(weight.dtype)[0]
+    name = "rows"
     alike = alike_forms(weight) if invariant else []
     if alike or (weight.numel() >= SMALL and (pack or not shared)):
-        one, more = races.choose(weight.dtype, weight.shape, alike or possible(weight))
-        if alike or not pack:
-            one = more
-    made = ALIKE if alike else FORMS
-    forms: dict[str, Form] = {name: made[name](weight) for name in {one, more}}
-    joined = CpuLinear(forms[one], forms[more], _joined_bias(parts), bool(alike))
-    if shared:
-        return joined
-    usable = forms.get("rows") or forms.get("columns")
-    if usable is not None:
-        _hand_back(parts, usable.dense())
-    else:
-        _take(parts, joined.one)
-    return joined
+        name = choose_form(weight.dtype, alike or possible(weight))
+    form = (ALIKE if alike else FORMS)[name](weight)
+    if name == "rows" and not shared:
+        _hand_back(parts, weight)
+    elif not shared:
+        _take(parts, form)
+    return CpuLinear(form, _joined_bias(parts), bool(alike))
 
 
 def _take(parts: Sequence[nn.Linear], form: Form) -> None:

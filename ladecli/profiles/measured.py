@@ -1,0 +1,102 @@
+"""What steps take on this machine, kept from one load to the next in one file.
+
+A measurement holds for a device, a version of torch, the shape of a model, the type of its weights
+and the way its steps run.  Every load measures a little, and the smaller time of two loads is kept:
+what another program disturbed does not last.  A file that cannot be read or written costs the next
+load the same time again and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from platformdirs import user_cache_path
+from pydantic import TypeAdapter, ValidationError
+
+from .. import files
+from ..errors import LadeError
+from ..specs.model_files import version
+from . import user
+from .schema import Positive
+
+if TYPE_CHECKING:
+    from ..decoder.decoder import Decoder
+    from ..specs.device import Device
+    from ..specs.memory import ModelSpec
+
+SHARE, LEAST = 0.1, 0.15
+"""The share of a load's time that a measurement may take, or so many seconds of a short load; a
+third of it if all widths are known."""
+_FILE: TypeAdapter[dict[str, dict[int, float]]] = TypeAdapter(dict[str, dict[int, Positive]])
+
+
+def path() -> Path:
+    """Return the path of the file; it may not exist."""
+    return user_cache_path("lade", appauthor=False) / "step_costs.json"
+
+
+def key_of(decoder: Decoder, device: Device, spec: ModelSpec) -> str:
+    """Return what the steps of a decoder are kept under."""
+    runner = decoder.runner
+    model = runner.model
+    return (
+        f"{user.key_of(device)}, torch {version('torch')}: {spec.parameters:.0f} parameters in"
+        f" {spec.weights}, {spec.layers} layers of {spec.hidden} and {spec.inner};"
+        f" {type(model).__name__} by {model.attention}{' in graphs' if runner.captures else ''}"
+    )
+
+
+def read_all() -> dict[str, dict[int, float]]:
+    """Return the seconds of steps by key and width."""
+    try:
+        return _FILE.validate_json(files.read(path()))
+    except (OSError, ValidationError):
+        return {}
+
+
+def keep(key: str, seconds: Mapping[int, float]) -> bool:
+    """Write the seconds of steps in place of earlier ones; whether that was possible."""
+    everything = read_all() | {key: dict(sorted(seconds.items()))}
+    with contextlib.suppress(LadeError, OSError):
+        path().parent.mkdir(parents=True, exist_ok=True)
+        files.write(path(), json.dumps(everything, indent=1) + "\n", "what steps take")
+        return True
+    return False
+
+
+def run(
+    decoder: Decoder, device: Device, seconds: float, known: Collection[int]
+) -> dict[int, list[float]]:
+    """Measure steps for so many seconds; see `measuring.measure`."""
+    from ..decoder import measuring  # it imports torch
+
+    alone = device.kind == "cpu" and device.threads == 1
+    clock = time.thread_time if alone else time.perf_counter  # other programs do not count
+    return measuring.measure(decoder, seconds, known, clock)
+
+
+def after_load(
+    decoder: Decoder, device: Device, spec: ModelSpec, load_seconds: float
+) -> dict[int, float]:
+    """Measure a little after a load, and return the seconds of steps by width, earlier ones too."""
+    from ..decoder import measuring
+
+    key = key_of(decoder, device, spec)
+    known = read_all().get(key, {})
+    limit = max(SHARE * load_seconds, LEAST)
+    if {*measuring.WIDTHS} <= {*known}:
+        limit /= 3
+    if decoder.runner.model.drafts == "none" or not SHARE:
+        return known
+    found = run(decoder, device, limit, known)
+    seconds = known | {
+        width: min([*times, known.get(width, times[0])]) for width, times in found.items()
+    }
+    if seconds != known:
+        keep(key, seconds)
+    return seconds

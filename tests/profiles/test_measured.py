@@ -1,0 +1,124 @@
+"""What steps were measured to take lasts, and what disturbed a measurement does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ladecli
+from ladecli.options.declare import config_path
+from ladecli.profiles import measured
+from ladecli.session.session import Session
+
+ANSWER = ("-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json", "-q")
+WIDTHS = (1, 2, 4, 8, 16, 32)
+Known = Callable[[dict[int, float]], None]
+
+
+@pytest.fixture(scope="module")
+def key() -> str:
+    """What steps of the demo are kept under."""
+    session: Session = ladecli.load("demo").session
+    return measured.key_of(session.decoder, session.loaded.device, session.loaded.spec)
+
+
+@pytest.fixture
+def known(key: str) -> Known:
+    """Keeps seconds of steps of the demo."""
+    return lambda seconds: [None][not measured.keep(key, seconds)]
+
+
+def step_cost(width: int) -> float:
+    return ladecli.load("demo").lookahead.step_cost.at(width, 0)
+
+
+@pytest.mark.usefixtures("measures")
+def test_a_load_measures_and_keeps_the_smaller_time_of_two(key: str, known: Known) -> None:
+    ladecli.load("demo")
+    first = measured.read_all()[key]
+    assert {1, 4, 16} <= {*first}
+    known(dict.fromkeys(WIDTHS, 1000.0) | {4: 50_000.0})
+    for _ in range(20):
+        ladecli.load("demo")
+        if max(measured.read_all()[key].values()) < 1.0:
+            break
+    else:
+        pytest.fail("what another program disturbed lasts")
+    known(dict.fromkeys(WIDTHS, 1e-9))
+    ladecli.load("demo")
+    assert {*measured.read_all()[key].values()} == {1e-9}
+
+
+def test_drafts_are_few_or_many_by_the_costs_and_the_text_is_the_same(
+    lade: Any, known: Known
+) -> None:
+    found = []
+    for costs in ((1, 1, 1, 1, 1, 1), (1, 9, 9, 9, 9, 9)):
+        known(dict(zip(WIDTHS, map(float, costs), strict=True)))
+        found.append(lade("generate", "demo", *ANSWER).json())
+    widths = [answer["decode"]["step_width"] for answer in found]
+    assert widths[0] > 6 > 2 > widths[1]
+    assert found[0]["token_ids"] == found[1]["token_ids"]
+
+
+def test_a_time_that_seems_shorter_than_that_of_a_narrower_step_counts_for_both(
+    known: Known,
+) -> None:
+    known({1: 1.0, 2: 50.0, 4: 60.0, 8: 1.5, 16: 2.0, 32: 3.0})
+    assert step_cost(2) == pytest.approx(1.5)
+    assert step_cost(4) == pytest.approx(1.5)
+    known({1: 5.0, 2: 1.0, 4: 1.0, 8: 2.0, 16: 3.0, 32: 4.0})
+    assert (step_cost(2), step_cost(8)) == pytest.approx((1.0, 2.0))
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": {"1": -1.0}}', '{"a": {"1": Infinity}}', "[]", "\0"])
+def test_a_damaged_file_is_as_good_as_none(text: str, key: str, known: Known) -> None:
+    measured.path().parent.mkdir(parents=True)
+    measured.path().write_text(text)
+    assert measured.read_all() == {}
+    known({1: 1.0})
+    assert measured.read_all() == {key: {1: 1.0}}
+
+
+def test_too_few_widths_make_no_curve(known: Known) -> None:
+    before = step_cost(16)
+    known({1: 1.0, 4: 9.0})
+    assert step_cost(16) == before
+
+
+# Profiles that the user names.
+
+
+@pytest.mark.parametrize("where", ["flag", "variable", "config"])
+def test_a_named_profile_is_honoured_as_it_is_written(
+    lade: Any, known: Known, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(dict(zip(WIDTHS, (1.0, 9.0, 9.0, 9.0, 9.0, 9.0), strict=True)))
+    named: tuple[str, ...] = ()
+    if where == "flag":
+        named = "--profile", "h200"
+    elif where == "variable":
+        monkeypatch.setenv("LADE_PROFILE", "h200")
+    else:
+        config_path().parent.mkdir(parents=True, exist_ok=True)
+        config_path().write_text('profile = "h200"\n')
+    done = lade("generate", "demo", *ANSWER[:-1], *named, "--budget", "60")
+    assert done.json()["decode"]["step_width"] > 25
+    assert "made for NVIDIA H200" in done.err
+
+
+def test_bench_means_the_profile_that_it_is_given(lade: Any, rows_file: Any, known: Known) -> None:
+    known(dict(zip(WIDTHS, (1.0, 9.0, 9.0, 9.0, 9.0, 9.0), strict=True)))
+    rows = ("--prompts", rows_file({"prompt": "def largest(items):"}), "-n", "20", "--repeat", "1")
+    asked = ("bench", "demo", *rows, "--strategies", "lookahead", "--json", "--ignore-eos")
+    narrow, wide = (lade(*asked, *more).json()["runs"][0] for more in ((), ("--profile", "a100")))
+    assert narrow["fed"] < 2 * narrow["steps"]
+    assert wide["fed"] > 8 * wide["steps"]
+
+
+def test_a_profile_of_this_machine_is_named_without_a_line(lade: Any) -> None:
+    for name in ("h200", "cpu"):
+        told = lade("generate", "demo", "-p", "x", "-n", "2", "--profile", name, "--device", "cpu")
+        assert ("costs" in told.err) == (name == "h200")
