@@ -64,8 +64,10 @@ class StepCost:
         widths = sorted(seconds)
         if len(widths) < FEWEST or widths[0] != 1:
             return self
-        # A narrower step takes no longer: another program was in its way if it seems so.
-        least = [*accumulate((seconds[width] for width in reversed(widths)), min)][::-1]
+        # A narrower step takes no longer, and a wide one no longer than as many plain ones: another
+        # program was in its way if it seems so.
+        bounded = [min(seconds[width], width * seconds[1]) for width in widths]
+        least = [*accumulate(reversed(bounded), min)][::-1]
         rows = [
             [
                 took / least[0] + self.at(width, context) - self.at(width, self.contexts[0])

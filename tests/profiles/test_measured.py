@@ -51,6 +51,17 @@ def test_a_load_measures_and_keeps_the_smaller_time_of_two(key: str, known: Know
     assert {*measured.read_all()[key].values()} == {1e-9}
 
 
+@pytest.mark.usefixtures("measures")
+def test_a_quieter_load_changes_no_ratio_of_widths_that_it_did_not_measure(
+    key: str, known: Known
+) -> None:
+    known(dict.fromkeys(WIDTHS, 1.8) | {1: 1.0, 64: 2.0})
+    ladecli.load("demo")
+    seconds = measured.read_all()[key]
+    assert seconds[1] < 0.5
+    assert seconds[64] / seconds[1] == pytest.approx(2.0)
+
+
 def test_drafts_are_few_or_many_by_the_costs_and_the_text_is_the_same(
     lade: Any, known: Known
 ) -> None:
@@ -69,6 +80,8 @@ def test_a_time_that_seems_shorter_than_that_of_a_narrower_step_counts_for_both(
     known({1: 1.0, 2: 50.0, 4: 60.0, 8: 1.5, 16: 2.0, 32: 3.0})
     assert step_cost(2) == pytest.approx(1.5)
     assert step_cost(4) == pytest.approx(1.5)
+    known({1: 1.0, 2: 3.9, 4: 9.0, 8: 9.8, 16: 9.8, 32: 9.8})
+    assert (step_cost(2), step_cost(4)) == pytest.approx((2.0, 4.0))  # as many plain steps
     known({1: 5.0, 2: 1.0, 4: 1.0, 8: 2.0, 16: 3.0, 32: 4.0})
     assert (step_cost(2), step_cost(8)) == pytest.approx((1.0, 2.0))
 
