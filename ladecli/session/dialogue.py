@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..options.answer import TemplateChoice
     from .chat_template import ChatMessage
     from .session import Session
-    from .text import Part
+    from .text import TextDelta
 
 MARKUP = 32
 """Tokens that a chat template adds to a turn, at most, where room is estimated."""
@@ -92,7 +92,7 @@ class Dialogue:
         self._session, self._row, self._new_tokens = session, row, new_tokens
         self._start = row.begun(system)
 
-    def hold(self, answer: Callable[[int, list[int]], Part | None]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], TextDelta | None]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
 
         `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .chat_template import REASONING_KEYS
-from .text import HIDDEN, Part, Splitter, Text, overlap
+from .text import HIDDEN, TextDelta, Splitter, Text, overlap
 
 TAGS = {
     "<think>": "</think>",
@@ -48,8 +48,9 @@ def splitter(tokenizer: Any, prompt: Sequence[int]) -> Splitter:
     return ByTags(before)
 
 
-class _Parts:
-    """Collects parts, without blanks around the reasoning, nor before the answer after it."""
+class _Collector:
+    """Collects reasoning and answer, without blanks around the reasoning, nor before the answer
+    after it."""
 
     def __init__(self) -> None:
         self._reasoning = self._answer = ""  # not taken yet
@@ -79,11 +80,11 @@ class _Parts:
         if self._answered:
             self._answer += text
 
-    def take(self, ended: bool = False) -> Part:
+    def take(self, ended: bool = False) -> TextDelta:
         """What was added since the last call."""
         if ended and not self._answered:
             self._answer = self._lead
-        part = Part(self._reasoning, self._answer)
+        part = TextDelta(self._reasoning, self._answer)
         self._reasoning = self._answer = ""
         return part
 
@@ -91,12 +92,14 @@ class _Parts:
 class _ByMarks:
     """Tells reasoning by marks in the text, each of which may come in pieces."""
 
+    done = False
+
     def __init__(self, marks: Collection[str]) -> None:
         self._marks = marks  # those that mean something now
         self._held = Text()  # may be the start of one
-        self._parts = _Parts()
+        self._parts = _Collector()
 
-    def feed(self, text: Text) -> Part:
+    def feed(self, text: Text) -> TextDelta:
         """As `Splitter.feed`."""
         held = self._held.joined(text)
         while self._marks and (
@@ -112,7 +115,7 @@ class _ByMarks:
         self._place(certain)
         return self._parts.take()
 
-    def flush(self) -> Part:
+    def flush(self) -> TextDelta:
         """As `Splitter.flush`."""
         self._place(self._held)
         return self._parts.take(ended=True)
@@ -147,7 +150,7 @@ class ByTags(_ByMarks):
             return
         self._parts.answer(text.visible)
         if text.visible.strip():
-            self._marks = ()
+            self._marks, self.done = (), True
 
     def _pass(self, mark: str) -> None:
         self._reasons = not self._reasons
@@ -199,16 +202,18 @@ class BySchema:
         prompt: ids of the conversation.
     """
 
+    done = False
+
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         before = tokenizer.decode(list(prompt), skip_special_tokens=False)
         self._parser: Any = tokenizer.get_response_parser(prefix=before)
         self._special: set[str] = set()
-        self._parts = _Parts()
+        self._parts = _Collector()
         self._fed, self._found = "", False
         self._follow(self._parser.initial_events)
         self._parts.take()
 
-    def feed(self, text: Text) -> Part:
+    def feed(self, text: Text) -> TextDelta:
         """As `Splitter.feed`."""
         for found in re.finditer(f"{HIDDEN}+", text.shown):
             self._special.add(text.written[slice(*found.span())])
@@ -217,15 +222,15 @@ class BySchema:
         self._follow(self._parser.feed(text.written))
         return self._taken()
 
-    def flush(self) -> Part:
+    def flush(self) -> TextDelta:
         """As `Splitter.flush`."""
         with contextlib.suppress(ValueError):  # a cut answer may lack what the schema requires
             self._follow(self._parser.finalize()[1])
         part = self._taken(ended=True)
         # What fits into no field at all must not be lost.
-        return part if self._found else Part("", self._fed)
+        return part if self._found else TextDelta("", self._fed)
 
-    def _taken(self, ended: bool = False) -> Part:
+    def _taken(self, ended: bool = False) -> TextDelta:
         part = self._parts.take(ended)
         self._found = self._found or any(part)
         return part
