@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladecli.session.reasoning import ByChannels, ByTags
-from ladecli.session.text import TextDelta, Splitter, Text
+from ladecli.session.text import Splitter, Text, TextDelta
 
 TAGGED = [
     ("", "<think>\nHm, 2.\n</think>\n\nParis.\n", ("Hm, 2.", "Paris.\n")),

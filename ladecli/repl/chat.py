@@ -56,13 +56,11 @@ class Reply:
     message: Message | None = None  # of the conversation, once it is there
 
 
-class Kept(NamedTuple):
-    """What a chat with one model hands on to that with the next; see `Chat`."""
+class ChatState(NamedTuple):
+    """What goes on with the next model; see `Chat`."""
 
     conversation: Conversation
-    saved: Conversation | None
-    file: Path | None = None
-    page: Path | None = None
+    files: Sequence[Path] = ()
     attached: Sequence[str] = ()
 
 
@@ -89,9 +87,7 @@ class Chat:
         self._lost = False  # whether the user knows that the conversation is not kept
         self._conversation = Conversation(system=request.system)
         self.replies: list[Reply] = []  # all of them, the newest last
-        self.file: Path | None = None  # where the conversation was saved or loaded last
-        self.page: Path | None = None  # where it was saved last for reading alone
-        self.saved: Conversation | None = None  # can be loaded again from a file
+        self.files: list[Path] = []  # that have the conversation, the newest last
         self.unsent = ""  # what the next input begins with
         # What the next message follows, where it replaces the last one.
         self.base: Conversation | None = None
@@ -127,24 +123,22 @@ class Chat:
         try:
             self.journal.record(conversation, hub.absolute(self.request.name))
             return True
-        except OSError as error:  # such as a full disk: the next change is a new try
+        except LadeError as error:  # such as a full disk: the next change is a new try
             if not self._lost:
-                where = self.journal.path
-                self.note(f"(this chat is not kept: {where} cannot be written: {error.strerror})")
+                self.note(f"(this chat is not kept: {error})")
             self._lost = True
             return False
 
     @property
-    def kept(self) -> Kept:
+    def state(self) -> ChatState:
         """What a chat with another model goes on with."""
-        return Kept(self.conversation, self.saved, self.file, self.page, self.attached)
+        return ChatState(self.conversation, self.files, self.attached)
 
-    def go_on(self, kept: Kept) -> None:
-        """Take what a chat before this one has handed on."""
-        conversation, self.saved, self.file, self.page, attached = kept
+    def go_on(self, state: ChatState) -> None:
+        """Go on from the state of an earlier chat."""
         # This model may have room for what the one before could no longer see.
-        self.conversation = replace(conversation, forgotten=0)
-        self.attached = [*attached]
+        self.conversation = replace(state.conversation, forgotten=0)
+        self.files, self.attached = [*state.files], [*state.attached]
 
     @property
     def last_reply(self) -> Reply | None:
@@ -157,13 +151,6 @@ class Chat:
     def read_by_model(self) -> list[str]:
         """The texts of the conversation that the model sees."""
         return [message["content"] for message in self.conversation.for_template()]
-
-    @property
-    def unsaved(self) -> bool:
-        """Whether there are messages that the user has not saved."""
-        # What a model no longer sees may have changed with the model.
-        saved = self.saved and replace(self.saved, forgotten=self.conversation.forgotten)
-        return bool(self.conversation.messages) and self.conversation != saved
 
     def note(self, line: str) -> None:
         """A remark on stderr."""

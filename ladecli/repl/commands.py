@@ -225,26 +225,22 @@ def reset(chat: Chat, _: str) -> None:
         chat.journal.begin()
     chat.conversation = Conversation(system=chat.conversation.system)
     chat.attached.clear()
-    chat.file = chat.page = chat.saved = None  # the files keep the old conversation
+    chat.files = []  # they keep the old conversation
     chat.note("a new conversation")
 
 
 @command("/save [FILE]")
 def save(chat: Chat, name: str) -> None:
     """Save the conversation; a FILE.md is for reading alone."""
-    path = files.expanded(name) if name else chat.file or chat.page
-    if path is None:
+    if not name and not chat.files:
         raise UsageError("no file has this chat yet; name a file: /save FILE")
-    if path not in (chat.file, chat.page):
+    path = files.expanded(name) if name else chat.files[-1]
+    if path not in chat.files:
         files.check_new(path, "/save")
-    model = chat.session.loaded.name
-    if path.suffix == ".md":
-        page = printable(chat.conversation.as_markdown(model))
-        files.write(path, page, "/save", private=True)
-        chat.page = path
-    else:
-        files.write(path, chat.conversation.as_json(model), "/save", private=True)
-        chat.file, chat.saved = path, chat.conversation
+    model, talk = chat.session.loaded.name, chat.conversation
+    text = printable(talk.as_markdown(model)) if path.suffix == ".md" else talk.as_json(model)
+    files.write(path, text, "/save", private=True)
+    chat.files.append(path)
     chat.note(f"saved to {path}")
 
 
@@ -256,13 +252,16 @@ def load(chat: Chat, name: str) -> None:
     """
     other = saved(name, chat.own_file)
     chat.check_template(other.conversation)
-    if chat.unsaved and chat.reader.interactive and not chat.keep(chat.conversation):
-        count = counted(len(chat.conversation.messages), "message")
-        raise UsageError(f"this chat has {count} that are kept nowhere; /save FILE or /reset first")
+    messages = chat.conversation.messages
+    if messages and chat.reader.interactive and not chat.keep(chat.conversation):
+        count = counted(len(messages), "message")
+        raise UsageError(
+            f"this chat has {count} that are kept nowhere; /save FILE and /reset first"
+        )
     if chat.journal is not None:
         chat.journal.begin()
-    chat.conversation = chat.saved = other.conversation
-    chat.file, chat.page = (None if name.isdecimal() else files.expanded(name)), None
+    chat.conversation = other.conversation
+    chat.files = [] if name.isdecimal() else [files.expanded(name)]
     chat.recall(other)
 
 

@@ -79,11 +79,6 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
     return changed
 
 
-def _key(argument: str) -> str:
-    """The name of a template's variable in KEY=VALUE."""
-    return argument.partition("=")[0]
-
-
 def find_live(name: str) -> Option:
     """The option of this name, which a chat can change.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
@@ -10,7 +9,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, NonNegativeInt, ValidationError
 
-from ..decoder.tree import common_prefix
 from ..errors import counted, flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
@@ -127,13 +125,7 @@ class Conversation:
 
     def as_json(self, model: str) -> str:
         """All of it as the text of a chat file; `model` is a name for people."""
-        return _ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
-
-    def as_change(self, before: Conversation, model: str) -> str:
-        """A line of JSON that makes this conversation of the one before it."""
-        kept = common_prefix(self.messages, before.messages)
-        values = asdict(replace(self, messages=self.messages[kept:]))
-        return _ChatFile(model=model, kept=kept, **values).model_dump_json() + "\n"
+        return ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
 
 
 def as_parts(content: Any) -> Any:
@@ -152,51 +144,29 @@ NotSupported: TypeAlias = Annotated[Any, AfterValidator(_refuse)]
 """A field of such messages that would be lost."""
 
 
-class _ChatFile(BaseModel):
-    """The JSON of a saved chat, or a line of one that is kept: what follows its first messages."""
+class ChatFile(BaseModel):
+    """The JSON of a chat that was saved or kept."""
 
     format: Literal["lade-chat"] = "lade-chat"
     version: Literal[1] = 1
-    model: str = ""
+    model: str = ""  # that it was held with last, as it was named
     system: str | None = None
     forgotten: NonNegativeInt = 0
-    kept: NonNegativeInt = 0
     messages: tuple[Message, ...]
 
-    def after(self, before: Conversation) -> Conversation:
-        """The conversation that this makes of another one."""
-        messages = (*before.messages[: self.kept], *self.messages)
-        return Conversation(self.system, messages, min(self.forgotten, len(messages)))
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation in it."""
+        return Conversation(self.system, self.messages, min(self.forgotten, len(self.messages)))
 
 
-def from_json(text: str) -> Conversation:
-    """The conversation in the text of a chat file, or in the whole lines of one that was kept.
+def from_json(text: str) -> ChatFile:
+    """Read the text of a chat file.
 
     Raises:
         ValueError: it is no chat file of this version; the message says what is wrong.
     """
-    found = Conversation()
-    for part in _saved(text):
-        found = part.after(found)
-    return found
-
-
-def model_of(text: str) -> str:
-    """The model that a chat was held with last, as it was named; "" where the file does not say.
-    Errors are those of `from_json`."""
-    return _saved(text)[-1].model
-
-
-def _saved(text: str) -> list[_ChatFile]:
     try:
-        return [_ChatFile.model_validate_json(text)]
+        return ChatFile.model_validate_json(text)
     except ValidationError as error:
-        wrong = flaw(error)
-    # A program that was killed, or a full disk, cuts lines short.
-    found = []
-    for line in text.split("\n"):  # texts may hold other separators
-        with contextlib.suppress(ValidationError):
-            found.append(_ChatFile.model_validate_json(line))
-    if not found:
-        raise ValueError(wrong)
-    return found
+        raise ValueError(flaw(error)) from None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .chat_template import REASONING_KEYS
-from .text import HIDDEN, TextDelta, Splitter, Text, overlap
+from .text import HIDDEN, Splitter, Text, TextDelta, overlap
 
 TAGS = {
     "<think>": "</think>",
