@@ -409,9 +409,7 @@ def compare(chat: Chat, _: str) -> None:
     Both take turns, up to five times in some seconds. The first row is the reply with drafts, the
     second one plain decoding, which takes a step for each token: tok/s are tokens per second.
 
-    "1.40× as fast" is the median of the runs, and the two numbers after it are the slowest and the
-    fastest run. Below 1.00× drafts cost more than they gained. "same text" means that both gave the
-    same tokens.
+    Below 1.00× drafts cost more than they gained. "same text" means that both gave the same tokens.
     """
     reply = chat.last_reply
     if reply is None or not reply.tally.tokens:

@@ -15,10 +15,10 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from .terminal import PIPE
+
 NONE = "-"
 """What stands where there is no figure."""
-WIDE = 10_000
-"""Columns of a pipe: more than any row has, so that none is folded."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
 _LOOKS = {OK: ("+", ""), NOTE: ("-", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("x", "red")}
@@ -80,15 +80,9 @@ class Finding:
     fix: str | None = None
 
 
-def is_screen(console: Console) -> bool:
-    """Whether lines end at the console's width, with colours or without."""
-    return console.file.isatty() or getattr(console, "paged", False)
-
-
 def line(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: no markup in it, nothing highlighted, and on a pipe unbroken."""
-    soft = not is_screen(console)
-    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=soft)
+    """Print a line as it is: no markup in it, and nothing highlighted."""
+    console.print(text, style=style, markup=False, highlight=False, emoji=False)
 
 
 def show(part: RenderableType, console: Console) -> None:
@@ -96,11 +90,10 @@ def show(part: RenderableType, console: Console) -> None:
     if console.file.isatty():
         console.print(part)
         return
-    options = console.options.update(width=console.width if is_screen(console) else WIDE)
-    for segments in console.render_lines(part, options, pad=False):
+    for segments in console.render_lines(part, pad=False):
         row = Text.assemble(*((each.text, each.style or "") for each in segments))
         row.rstrip()
-        console.print(row, soft_wrap=True)
+        console.print(row)
 
 
 def print_rows(console: Console, rows: Iterable[Sequence[RenderableType]]) -> None:
@@ -118,9 +111,9 @@ def print_table(table: Table, console: Console) -> set[str]:
     Returns:
         The titles of the columns that were left out: those of the greatest weight.
     """
-    kept, unlimited = list(range(len(table.columns))), console.options.update(max_width=WIDE)
+    kept, unlimited = list(range(len(table.columns))), console.options.update(max_width=PIPE)
     names = max(console.width // 3, _NAMES)
-    while is_screen(console) and len(kept) > 1:
+    while len(kept) > 1:
         weight = max(table.columns[number].weight for number in kept)
         needed = Measurement.get(
             console, unlimited, _rich_table(table.of_columns(kept), names)

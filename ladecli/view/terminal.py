@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ..visualize import Writer
 
+PIPE = 10_000
+"""Columns of a pipe: more than any line has, so that none is broken."""
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
 
@@ -59,10 +61,8 @@ class Terminal:
         from .console import SafeConsole
 
         choice = {"always": True, "never": False}.get(self.color)
-        paged = columns is not None and not stream.isatty()
         return SafeConsole(
-            paged=paged,
-            width=columns if paged else None,
+            width=None if stream.isatty() else columns or PIPE,
             file=stream,
             force_terminal=choice if is_terminal is None else is_terminal,
             no_color=None if choice is None else not choice,
@@ -104,8 +104,7 @@ class Terminal:
         if not tally.tokens:
             return
         console = self.console(sys.stderr)
-        width = console.width if console.is_terminal else sys.maxsize
-        console.print(statistics_line(tally, width, colours), soft_wrap=not console.is_terminal)
+        console.print(statistics_line(tally, console.width, colours))
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
