@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .errors import counted, printable
 from .events import Piece, TextEvent, pieces_of
-from .metrics import RECENT, Tally
+from .metrics import Tally
 
 # Of the 256 colours that no theme changes: legible on black and on white, and far apart also for
 # people who see no red or no green.
@@ -175,13 +175,13 @@ def speed_up(tally: Tally, factor: float) -> str:
 
 
 def figures(tally: Tally, colours: bool = True) -> list[Text]:
-    """Return what an answer's tokens took, each figure by itself.
+    """Return what an answer's tokens took, the most important figure first.
 
     Args:
         tally: of the answer.
         colours: whether sources have the colours that their tokens have.
     """
-    parts = [_tokens_per_step(tally), _tokens_per_second(tally)]
+    parts = [Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold")]
     if tally.speedup:
         gain = "" if tally.speedup >= LEAST_GAIN else ", no gain"
         parts.append(Text(f"{speed_up(tally, tally.speedup)} plain{gain}", "bold"))
@@ -191,21 +191,7 @@ def figures(tally: Tally, colours: bool = True) -> list[Text]:
             for source, count in sorted(tally.accepted.items())
         ]
         parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
-    return parts
-
-
-def live_figures(tally: Tally, colours: bool = True) -> list[Text]:
-    """Return the same while the answer comes, the most important first: what the last steps gained,
-    and what colours mean, if tokens have them, before how many tokens have each."""
-    parts = [Text("reasoning", "dim")] if tally.unanswered else []
-    parts.append(_tokens_per_step(tally))
-    if tally.speedup:
-        now = f"now {tally.speedup_of_last(RECENT):.1f}×"
-        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain, {now}", "bold"))
-    if tally.accepted and colours:
-        names = (Text(source, style_of(source)) for source in sorted(tally.accepted))
-        parts.append(Text(" ").join(names))
-    return [*parts, _tokens_per_second(tally)]
+    return [*parts, Text(f"{tally.tokens_per_second:.1f} tok/s")]
 
 
 def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
@@ -225,14 +211,6 @@ def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
         part.stylize(f"not dim {style_of(name)}", 0, len(name))
     parts += [Text(f"{name}: {meaning}", "dim") for name, meaning in FIGURES.items()]
     return Text("\n").join(_in_lines(parts, width))
-
-
-def _tokens_per_step(tally: Tally) -> Text:
-    return Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold")
-
-
-def _tokens_per_second(tally: Tally) -> Text:
-    return Text(f"{tally.tokens_per_second:.1f} tok/s")
 
 
 def statistics_line(tally: Tally, width: int, colours: bool = True) -> Text:
@@ -268,11 +246,12 @@ def status_line(tally: Tally, width: int, max_context: int, colours: bool = True
         progress = f"{tally.read}/{tally.prompt}"
         full = f"reading the prompt {progress}"
         return Text(full if len(full) <= width else progress[:width])
-    parts = live_figures(tally, colours)
+    parts = [Text("reasoning", "dim")] if tally.unanswered else []
+    parts += figures(tally, colours)
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
     line = _in_lines(parts, width - 2)[0]  # at least one bar
-    bars = "".join(BARS[min(max(step.tokens, 1), len(BARS)) - 1] for step in tally.recent)
+    bars = "".join(BARS[min(max(tokens, 1), len(BARS)) - 1] for tokens in tally.recent)
     line.append(f" {bars[-max(width - line.cell_len - 1, 1) :]}")
     line.truncate(width)
     line.rstrip()

@@ -266,10 +266,14 @@ class TerminalReader(Reader):
 
         @keys.add("c-x", "c-e")
         def edit(event: KeyPressEvent) -> None:
-            self._trouble = _editor_trouble()
-            if not self._trouble:
-                # Back to the prompt: a long message can be read once more before it is sent.
-                event.current_buffer.open_in_editor(validate_and_handle=False)
+            editors = [os.environ.get(name, "") for name in ("VISUAL", "EDITOR")]
+            try:
+                [*map(shlex.split, editors)]  # prompt-toolkit fails at what cannot be split
+            except ValueError as error:
+                self._trouble = f"VISUAL or EDITOR names no editor: {error}"
+                return
+            # Back to the prompt: a long message can be read once more before it is sent.
+            event.current_buffer.open_in_editor(validate_and_handle=False)
 
         @keys.add(TOGGLE_KEY)
         def toggle(event: KeyPressEvent) -> None:
@@ -288,17 +292,6 @@ def history_path() -> Path | None:
             return path
     except OSError:
         return None
-
-
-def _editor_trouble() -> str:
-    """What is wrong with the variables that name an editor, which prompt-toolkit fails at."""
-    name = ""
-    try:
-        for name in ("VISUAL", "EDITOR"):
-            shlex.split(os.environ.get(name, ""))
-    except ValueError as error:
-        return f"{name} names no editor: {error}"
-    return ""
 
 
 def can_edit() -> bool:
