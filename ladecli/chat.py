@@ -13,7 +13,7 @@ from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, Error, RankError
-from .errors import NoEmbeddingError, UsageError
+from .errors import NoEmbeddingError, UsageError, counted
 from .options.answer import ChatRequest
 from .repl import commands
 from .repl.chat import Chat, ChatState
@@ -130,7 +130,7 @@ def greet(chat: Chat, earlier: KeptChat | None) -> None:
     if earlier is not None:
         chat.recall(earlier)
     elif chat.conversation.messages:
-        chat.note(f"going on after {chat.conversation.summary(commands.LINE)}")
+        chat.note(f"going on after {counted(len(chat.conversation.messages), 'message')}")
 
 
 @contextlib.contextmanager

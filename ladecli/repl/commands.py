@@ -277,25 +277,20 @@ def chats(chat: Chat, _: str) -> None:
         chat.note("no other conversation is kept")
 
 
-@command("/copy [FILE]")
-def copy(chat: Chat, name: str) -> None:
-    """Copy the last reply to the clipboard, or to a file."""
+@command("/copy")
+def copy(chat: Chat, _: str) -> None:
+    """Copy the last reply to the clipboard."""
     replies = [m.content for m in chat.conversation.messages if m.role == "assistant"]
     if not replies:
         raise UsageError("there is no reply to copy; send a message first")
     if not (text := replies[-1]):
         raise UsageError("the last reply has no answer to copy; /regenerate makes another")
-    if name:
-        files.check_new(files.expanded(name), "/copy")
-        files.write(files.expanded(name), text + "\n", "/copy")
-    elif chat.console.is_terminal:
-        # OSC 52: the terminal takes it, also from the far end of an SSH connection.
-        encoded = base64.b64encode(text.encode()).decode()
-        chat.console.file.write(f"\x1b]52;c;{encoded}\x07")
-    else:
-        raise UsageError("there is no terminal with a clipboard; name a file: /copy FILE")
-    where = f"copied to {files.expanded(name)}" if name else "sent to the terminal's clipboard"
-    chat.note(f"{counted(len(text), 'character')} {where}")
+    if not chat.console.is_terminal:
+        raise UsageError("there is no terminal with a clipboard; /save FILE writes the chat")
+    # OSC 52: the terminal takes it, also from the far end of an SSH connection.
+    encoded = base64.b64encode(text.encode()).decode()
+    chat.console.file.write(f"\x1b]52;c;{encoded}\x07")
+    chat.note(f"{counted(len(text), 'character')} sent to the terminal's clipboard")
 
 
 def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from textwrap import shorten
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, NonNegativeInt, ValidationError
 
-from ..errors import counted, flaw
+from ..errors import flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
@@ -108,11 +107,6 @@ class Conversation:
         """The messages that the model sees, as chat templates take them."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *(message.for_template() for message in self.seen)]
-
-    def summary(self, width: int) -> str:
-        """How many messages there are, and how the last one begins, in some characters."""
-        last = f": {shorten(self.messages[-1].content, width)}" if self.messages else ""
-        return counted(len(self.messages), "message") + last
 
     def as_markdown(self, model: str) -> str:
         """All messages as a page for people."""
