@@ -94,7 +94,7 @@ def _open(request: ChatRequest, texts: list[str], stack: contextlib.ExitStack) -
 
 
 def _with_another(request: ChatRequest, model: str) -> ChatRequest:
-    """The request for another model, without what belongs to the one until now."""
+    """Return the request for another model, without the options that belong to the last one."""
     names = ("adapter", "gguf_file", "chat_template", "revision", "pool_file")
     own: dict[str, Any] = {**dict.fromkeys(names), "trust_remote_code": False}
     origins = {key: origin for key, origin in request.origins.items() if key not in own}
@@ -102,7 +102,7 @@ def _with_another(request: ChatRequest, model: str) -> ChatRequest:
 
 
 def open_reader(chat: Chat) -> Reader:
-    """The reader for what standard input is."""
+    """Return the reader for the kind of standard input that there is."""
     if can_edit():
         return TerminalReader(
             commands.CommandCompleter(),
@@ -135,8 +135,8 @@ def greet(chat: Chat, earlier: KeptChat | None) -> None:
 
 @contextlib.contextmanager
 def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
-    """Keep the conversation while it is held, and say where if something other than the user ends
-    it."""
+    """Keep the conversation while it is held, and name its file if something other than the user
+    ends it."""
     if chat.reader.interactive:
         chat.journal = journal
     try:

@@ -14,12 +14,12 @@ from .events import Ended, Reason, TextEvent, TextStep, pieces_of
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """A quotient that is 0 where there is nothing to divide by."""
+    """Return a quotient, or 0 if there is nothing to divide by."""
     return numerator / denominator if denominator else 0.0
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """The index of the first token in which two texts differ; None where they are equal."""
+    """Return the index of the first token in which two texts differ; None if they are equal."""
     pairs = enumerate(zip_longest(ids, others))
     return next((index for index, (one, other) in pairs if one != other), None)
 
@@ -30,7 +30,7 @@ _SUMMED = (
     *("prompt", "cached", "tokens", "steps", "fed", "prefill_seconds", "decode_seconds"),
     *("plain_seconds", "unknown", "drafted", "accepted", "_first_tokens"),
 )
-"""Of a tally, what those of several answers add up to, or are joined."""
+"""Counts of a tally that are added up for several answers."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Tally:
                 else:
                     self.decode_seconds += event.seconds
                     self.recent.append(count)
-                    # A plain step takes longer the longer the text is: each has its own tokens.
+                    # Plain steps become slower with the text: each counts for its own tokens.
                     if event.width == 1:
                         self.plain_seconds += event.seconds
                     elif event.cost:
@@ -110,7 +110,7 @@ class Tally:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before its answer, as far as it is certain."""
+        """The reasoning before the answer, as far as it is certain."""
         return "".join(self._reasoning)
 
     @property
@@ -150,7 +150,7 @@ class Tally:
 
     @property
     def out_of_memory(self) -> str | None:
-        """What to say of memory below the answer; None if there was enough."""
+        """A line about memory for below the answer; None if there was enough."""
         if self.reason == "memory":
             context = counted(self.prompt + self.tokens, "token")
             return (
@@ -196,7 +196,7 @@ class Tally:
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """The counts of several answers as if they were one, which has no text."""
+    """Return the counts of several answers as if they were one, which has no text."""
     whole = Tally()
     for tally in tallies:
         for name in _SUMMED:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .chat import Chat, Reply
 
 SECONDS, MOST_RUNS = 4.0, 5
-"""For how many seconds a reply is decoded again, and how many times at most."""
+"""The time that a comparison takes, and the number of its runs at most."""
 
 
 def compare_again(chat: Chat, reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""Chats that are kept while they are held, for `--continue`: a file for each."""
+"""Files of chats that are kept while they are held, for `--continue`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..errors import flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
-"""Room that a reply needs, or an eighth of the context where that is less."""
+"""Room that a reply needs, or an eighth of the context if that is less."""
 FREED = 4
 """Once messages must be dropped, one part in this many of the context becomes free."""
 
@@ -27,7 +27,7 @@ class Message:
     reasoning: str | None = None  # what a model thought before it said the content
 
     def for_template(self) -> dict[str, str]:
-        """The message as chat templates take it; they decide what they want of old reasoning."""
+        """Return the message as chat templates take it; they decide about old reasoning."""
         thought = {} if self.reasoning is None else {"reasoning": self.reasoning}
         return {"role": self.role, "content": self.content, **thought}
 
@@ -51,25 +51,25 @@ class Conversation:
         return next((m.content for m in reversed(self.messages) if m.role == "user"), None)
 
     def asked(self, text: str) -> Conversation:
-        """With one more message of the user."""
+        """Return it with one more message of the user."""
         return replace(self, messages=(*self.messages, Message("user", text)))
 
     def answered(
         self, text: str, interrupted: bool = False, reasoning: str | None = None
     ) -> Conversation:
-        """With a reply of the model, and what it thought before."""
+        """Return it with a reply of the model, and the reasoning before that."""
         reply = Message("assistant", text, interrupted, reasoning or None)
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
-        """Up to the user's last message, which waits for a reply again."""
+        """Return it up to the user's last message, which waits for a reply again."""
         kept = len(self.messages)
         while kept and self.messages[kept - 1].role == "assistant":
             kept -= 1
         return self._cut(kept)
 
     def without_exchange(self) -> Conversation:
-        """Without the user's last message and the reply to it."""
+        """Return it without the user's last message and the reply to it."""
         return self._cut(max(len(self.without_reply().messages) - 1, 0))
 
     def _cut(self, kept: int) -> Conversation:
@@ -78,7 +78,7 @@ class Conversation:
         return replace(self, messages=self.messages[:kept], forgotten=forgotten)
 
     def with_room(self, count: Callable[[Conversation], int], limit: int) -> Conversation | None:
-        """The conversation itself where it leaves room for a reply, else one that forgets more.
+        """Return the conversation itself if it leaves room for a reply, else one that forgets more.
 
         The model has to read the rest again after that, so it frees room for several replies.
 
@@ -104,12 +104,12 @@ class Conversation:
         return fitting
 
     def for_template(self) -> list[dict[str, str]]:
-        """The messages that the model sees, as chat templates take them."""
+        """Return the messages that the model sees, as chat templates take them."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *(message.for_template() for message in self.seen)]
 
     def as_markdown(self, model: str) -> str:
-        """All messages as a page for people."""
+        """Return all messages as a page for people."""
         parts = [f"# A chat with {model}"]
         if self.system is not None:
             parts.append(f"## System\n\n{self.system}")
@@ -118,12 +118,12 @@ class Conversation:
         return "\n\n".join(parts) + "\n"
 
     def as_json(self, model: str) -> str:
-        """All of it as the text of a chat file; `model` is a name for people."""
+        """Return the text of its chat file; `model` is a name for people."""
         return ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
 
 
 def as_parts(content: Any) -> Any:
-    """A text as a list of one typed part, for a field of messages in OpenAI's form."""
+    """Return a text as a list of one typed part, for a field of messages in OpenAI's form."""
     if not isinstance(content, str | list):
         raise ValueError("it must be text, or a list of parts")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -27,7 +27,7 @@ HIDDEN = "\ufdd0"
 
 
 def speller(tokenizer: Any) -> Callable[[int], str]:
-    """A function from a token id to its text, the space that starts a word included.
+    """Return a function from a token id to its text, the space that starts a word included.
 
     Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
     """
@@ -41,21 +41,21 @@ def speller(tokenizer: Any) -> Callable[[int], str]:
 
 
 def bytes_of(tokenizer: Any, token: int) -> bytes | None:
-    """The bytes that a token adds to a text, of which it may hold a part of a character; None where
-    its name does not tell."""
+    """Return the bytes that a token adds to a text, which may be a part of a character; None if its
+    name does not tell."""
     name = str(tokenizer.convert_ids_to_tokens(token))
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     state = b"" if decoder is None else bytes(decoder.__getstate__())
     if b"ByteFallback" in state:
-        found = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name)
-        return bytes.fromhex(found[1]) if found else None
+        match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name)
+        return bytes.fromhex(match[1]) if match else None
     if b"ByteLevel" in state and {*name} <= {*_LETTERS}:
         return bytes(map(_LETTERS.index, name))
     return None
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
-    """The ids of a text; `special` is whether with the special tokens that the tokenizer adds.
+    """Return the ids of a text; `special` adds the special tokens that the tokenizer has for it.
 
     Raises:
         UsageError: the tokenizer is damaged, or cannot encode this text.
@@ -139,7 +139,7 @@ class Detokenizer:
         while self._known and self._decode(self._known).startswith(REPLACEMENT):
             del self._known[0]
         self._new: list[int] = []
-        self._given = 0  # characters of the new tokens' text that were given already
+        self._passed = 0  # characters of the new tokens' text that were passed on
 
     def _decode(self, tokens: list[int]) -> str:
         try:
@@ -152,29 +152,29 @@ class Detokenizer:
         return text
 
     def feed(self, token: int) -> str:
-        """The text that is certain after one more token; may be empty."""
+        """Return the text that is certain after one more token; it may be empty."""
         self._new.append(token)
         return self._take(whole=False)
 
     def flush(self) -> str:
-        """The text of what was held back, complete or not."""
+        """Return the text that was held back, complete or not."""
         return self._take(whole=True)
 
     def _take(self, whole: bool) -> str:
-        """What the new tokens add to the text; with `whole` also half a character."""
+        """Return the text that the new tokens add; with `whole` also half a character."""
         before = self._decode(self._known)
         text = self._decode(self._known + self._new)[len(before) :]
         broken = text.endswith(REPLACEMENT * self.BROKEN)
-        start = self._given
+        start = self._passed
         if text.endswith(REPLACEMENT) and not (whole or broken):
             # Whole characters before half a one are certain.
-            self._given = max(len(text.rstrip(REPLACEMENT)), start)
-            return text[start : self._given]
+            self._passed = max(len(text.rstrip(REPLACEMENT)), start)
+            return text[start : self._passed]
         if text:
             self._known = self._new
         elif not before:  # such as a blank at the start, which is not shown
             self._known = [*self._known, *self._new][-self.CONTEXT :]
-        self._new, self._given = [], 0
+        self._new, self._passed = [], 0
         return text[start:]
 
 
@@ -186,31 +186,31 @@ class Text(NamedTuple):
 
     @classmethod
     def plain(cls, text: str) -> Text:
-        """Text of which all is shown."""
+        """Return text of which all is shown."""
         return cls(text, text)
 
     @classmethod
     def special(cls, text: str) -> Text:
-        """The text of a special token."""
+        """Return the text of a special token."""
         return cls(text, HIDDEN * len(text))
 
     def joined(self, other: Text) -> Text:
-        """This text with another one after it."""
+        """Return this text with another one after it."""
         return Text(self.written + other.written, self.shown + other.shown)
 
     def cut(self, at: int) -> tuple[Text, Text]:
-        """The text before a character, and that from it on."""
+        """Return the text before a character, and the text from it on."""
         before = Text(self.written[:at], self.shown[:at])
         return before, Text(self.written[at:], self.shown[at:])
 
     @property
     def visible(self) -> str:
-        """What is shown."""
+        """The text that is shown."""
         return self.shown.replace(HIDDEN, "")
 
 
 def overlap(text: str, mark: str) -> int:
-    """The length of the longest end of `text` that is a true start of `mark`."""
+    """Return the length of the longest end of `text` that is a true start of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length
@@ -288,7 +288,7 @@ class StopStrings:
 
 
 class TextDelta(NamedTuple):
-    """What became certain of an answer: reasoning, and text after it."""
+    """The part of an answer that became certain: reasoning, and text after it."""
 
     reasoning: str = ""
     text: str = ""

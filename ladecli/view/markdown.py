@@ -40,7 +40,7 @@ _EMPHASIS = {1: "italic", 2: "bold", 3: "bold italic"}
 _LONGEST = 5000
 """Characters of a line that are set together: setting them again and again costs their square."""
 _WRAPPER = Console()
-"""What Rich's wrapping asks for, and uses for justified text alone."""
+"""A console that Rich's wrapping asks for, and uses for justified text alone."""
 
 
 class MarkdownRenderer:
@@ -171,7 +171,7 @@ class MarkdownRenderer:
     def _style_prose(self, line: Text) -> None:
         lead = _LEAD.match(line.plain)
         assert lead is not None
-        # Colours are those of sources, where they are shown.
+        # If sources have colours, nothing else has.
         line.stylize("bold" if self.colours else "bold magenta", *lead.span("items"))
         if lead["quote"]:
             line.stylize("dim", *lead.span("quote"))

@@ -1,6 +1,6 @@
 """Lines, tables and findings on a console: as wide as a screen, and on a pipe with every row whole.
 
-Colours are another matter: a pipe has them where the user wants them, and no width even then.
+Colours are another matter: a pipe has them if the user wants them, and no width even then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 from .terminal import PIPE
 
 NONE = "-"
-"""What stands where there is no figure."""
+"""The sign for a figure that there is not."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
 _LOOKS = {OK: ("+", ""), NOTE: ("-", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("x", "red")}
@@ -33,7 +33,7 @@ class Column:
 
     title: str
     number: bool = True  # whether it holds numbers, which end at its right side
-    weight: int = 0  # the greatest is left out first where there is no room; 0 always stays
+    weight: int = 0  # if there is no room, the greatest is left out first; 0 always stays
     note: str = ""  # what it holds, for the footnote
 
 
@@ -91,7 +91,7 @@ def show(part: RenderableType, console: Console) -> None:
         console.print(part)
         return
     for segments in console.render_lines(part, pad=False):
-        row = Text.assemble(*((each.text, each.style or "") for each in segments))
+        row = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
         row.rstrip()
         console.print(row)
 
@@ -134,15 +134,15 @@ def _rich_table(table: Table, names: int | None = None) -> RichTable:
 
     Names are folded at `names` cells, if that is given.
     """
-    found = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in table.columns:
         if column.number:
-            found.add_column(Text(column.title), justify="right", no_wrap=True)
+            grid.add_column(Text(column.title), justify="right", no_wrap=True)
         else:
-            found.add_column(Text(column.title, no_wrap=True), overflow="fold", max_width=names)
+            grid.add_column(Text(column.title, no_wrap=True), overflow="fold", max_width=names)
     for row in table.rows:
-        found.add_row(*map(Text, row))
-    return found
+        grid.add_row(*map(Text, row))
+    return grid
 
 
 def level_style(level: str) -> str:
