@@ -13,10 +13,10 @@ from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, Error, RankError
-from .errors import NoEmbeddingError, UsageError
+from .errors import NoEmbeddingError, UsageError, counted
 from .options.answer import ChatRequest
 from .repl import commands
-from .repl.chat import Chat, Kept
+from .repl.chat import Chat, ChatState
 from .repl.journal import Journal, KeptChat, kept_chats, newest, saved
 from .repl.reader import (
     LEAVE,
@@ -47,78 +47,54 @@ def run(request: ChatRequest) -> int:
         terminal = Terminal(request.color)
         screen.print_rows(terminal.console(sys.stdout), commands.rows_of(kept_chats()))
         return 0
-    journal, kept, earlier = Journal(), None, None
+    journal, state, earlier = Journal(), None, None
     if request.load is not None or request.resume:
         earlier = newest() if request.load is None else saved(request.load)
         conversation = earlier.conversation
         if request.typed_system is not None:
             conversation = replace(conversation, system=request.typed_system)
-        kept = Kept(conversation, conversation)
+        state = ChatState(conversation)
         if request.origins.get("model") != "argument":
             request = replace(request, model=earlier.model or request.model)
     following: ChatRequest | None = request
     before, code = None, 0
     with suppress_echo():
         while following is not None:
-            try:
-                chat = _with_model(following, texts, kept, journal, earlier)
-            except _NotOpenedError as error:
-                if before is None:
-                    raise error.why from error.why.__cause__
-                why = str(error.why) or f"{following.name} was not loaded"  # Ctrl-C has no words
-                Terminal(before.color).say(f"{why}; going on with {before.name}")
-                following, before = before, None
-                continue
+            with contextlib.ExitStack() as stack:
+                try:
+                    chat = _open(following, texts, stack)
+                except (Error, KeyboardInterrupt) as error:
+                    if before is None:
+                        raise
+                    why = str(error) or f"{following.name} was not loaded"  # Ctrl-C has no words
+                    Terminal(before.color).say(f"{why}; going on with {before.name}")
+                    following, before = before, None
+                    continue
+                if state is not None:
+                    chat.go_on(state)
+                greet(chat, earlier)
+                with keep_conversation(chat, journal):
+                    loop(chat, following.message)
             code = UsageError.exit_code if chat.refused else code
             # On a pipe the first mistake ends it.
             before = replace(chat.request, message=None) if chat.reader.interactive else None
-            kept, earlier = chat.kept, None
+            state, earlier = chat.state, None
             following = _with_another(chat.request, chat.successor) if chat.successor else None
             del chat  # its model makes room for the next one
     return code
 
 
-class _NotOpenedError(Exception):
-    """No chat began, and why."""
-
-    def __init__(self, why: Error | KeyboardInterrupt) -> None:
-        self.why = why
-
-
-def _with_model(
-    request: ChatRequest,
-    texts: list[str],
-    kept: Kept | None,
-    journal: Journal,
-    earlier: KeptChat | None,
-) -> Chat:
-    """Chat with one model until the user leaves, or goes on with another one.
-
-    Args:
-        request: names the model, and has the options.
-        texts: that replies may repeat.
-        kept: what the chat before this one hands on.
-        journal: keeps the conversation.
-        earlier: what `kept` is from, if the user has to be told.
-    """
+def _open(request: ChatRequest, texts: list[str], stack: contextlib.ExitStack) -> Chat:
+    """Open the model of a request for a chat, until the stack is closed."""
     terminal = Terminal(request.color, request.quiet)
-    with contextlib.ExitStack() as stack:
-        try:
-            session = stack.enter_context(opening.open_with_ranks(request, terminal))
-            chat = Chat(session, request, terminal, open_reader)
-            stack.enter_context(pool_file.keep_drafts(session, request.pool_file, texts))
-        except (Error, KeyboardInterrupt) as error:
-            raise _NotOpenedError(error) from error
-        if kept is not None:
-            chat.go_on(kept)
-        greet(chat, earlier)
-        with keep_conversation(chat, journal):
-            loop(chat, request.message)
+    session = stack.enter_context(opening.open_with_ranks(request, terminal))
+    chat = Chat(session, request, terminal, open_reader)
+    stack.enter_context(pool_file.keep_drafts(session, request.pool_file, texts))
     return chat
 
 
 def _with_another(request: ChatRequest, model: str) -> ChatRequest:
-    """The request for another model, without what belongs to the one until now."""
+    """Return the request for another model, without the options that belong to the last one."""
     names = ("adapter", "gguf_file", "chat_template", "revision", "pool_file")
     own: dict[str, Any] = {**dict.fromkeys(names), "trust_remote_code": False}
     origins = {key: origin for key, origin in request.origins.items() if key not in own}
@@ -126,7 +102,7 @@ def _with_another(request: ChatRequest, model: str) -> ChatRequest:
 
 
 def open_reader(chat: Chat) -> Reader:
-    """The reader for what standard input is."""
+    """Return the reader for the kind of standard input that there is."""
     if can_edit():
         return TerminalReader(
             commands.CommandCompleter(),
@@ -154,13 +130,13 @@ def greet(chat: Chat, earlier: KeptChat | None) -> None:
     if earlier is not None:
         chat.recall(earlier)
     elif chat.conversation.messages:
-        chat.note(f"going on after {chat.conversation.summary(commands.LINE)}")
+        chat.note(f"going on after {counted(len(chat.conversation.messages), 'message')}")
 
 
 @contextlib.contextmanager
 def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
-    """Keep the conversation while it is held, and say where if something other than the user ends
-    it."""
+    """Keep the conversation while it is held, and name its file if something other than the user
+    ends it."""
     if chat.reader.interactive:
         chat.journal = journal
     try:
@@ -172,7 +148,7 @@ def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
         # A pipe can send its messages again, unless the machine failed.
         if isinstance(error, DeviceLostError | RankError):
             chat.journal = journal
-        if chat.keep(chat.conversation) and chat.unsaved:
+        if chat.keep(chat.conversation) and chat.conversation.messages:
             # Also with --quiet: it would be lost to a user who does not know of it.
             Terminal().say(f"the conversation was saved to {journal.path}; --continue goes on")
         raise

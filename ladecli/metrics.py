@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from .decoder.events import PromptRead, Started, StepNarrowed
 from .errors import counted
@@ -14,33 +14,23 @@ from .events import Ended, Reason, TextEvent, TextStep, pieces_of
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """A quotient that is 0 where there is nothing to divide by."""
+    """Return a quotient, or 0 if there is nothing to divide by."""
     return numerator / denominator if denominator else 0.0
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """The index of the first token in which two texts differ; None where they are equal."""
+    """Return the index of the first token in which two texts differ; None if they are equal."""
     pairs = enumerate(zip_longest(ids, others))
     return next((index for index, (one, other) in pairs if one != other), None)
 
 
 RECENT = 24
-"""Last steps that are kept one by one."""
+"""Steps whose tokens are kept one by one."""
 _SUMMED = (
     *("prompt", "cached", "tokens", "steps", "fed", "prefill_seconds", "decode_seconds"),
     *("plain_seconds", "unknown", "drafted", "accepted", "_first_tokens"),
 )
-"""Of a tally, what those of several answers add up to, or are joined."""
-
-
-class TimedStep(NamedTuple):
-    """A step after the first one."""
-
-    tokens: int
-    seconds: float
-    plain_seconds: float | None
-    """What plain decoding takes for its tokens, by what the step costs; None if that is not known.
-    A plain step takes longer the longer the text is, so each step speaks for its own tokens."""
+"""Counts of a tally that are added up for several answers."""
 
 
 @dataclass(slots=True)
@@ -63,7 +53,7 @@ class Tally:
     plain_seconds: float = 0.0  # the same of plain decoding, estimated by the costs of steps
     unknown: int = 0  # tokens of steps whose cost is not known
     drafted: int = 0  # tokens of steps that fed more than one
-    recent: deque[TimedStep] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # tokens by step
     accepted: Counter[str] = field(default_factory=Counter)  # draft tokens by source
     step_limit: int | None = None  # the most tokens of a step after memory ran out
     reason: Reason | None = None  # why the answer ended
@@ -84,18 +74,26 @@ class Tally:
                 self.prefill_seconds += event.seconds
                 self.read = event.done
             case TextStep():
+                count = len(event.token_ids)
                 self.fed += event.width
                 if self.steps == 0:
                     self.fed -= max(self.prompt - self.read - 1, 0)  # what the prompt's end added
                     self.prefill_seconds += event.seconds
-                    self._first_tokens = len(event.token_ids)
+                    self._first_tokens = count
                 else:
                     self.decode_seconds += event.seconds
-                    self._take(event)
+                    self.recent.append(count)
+                    # Plain steps become slower with the text: each counts for its own tokens.
+                    if event.width == 1:
+                        self.plain_seconds += event.seconds
+                    elif event.cost:
+                        self.plain_seconds += event.seconds / event.cost * count
+                    self.drafted += count if event.width > 1 else 0
+                    self.unknown += count if event.width > 1 and not event.cost else 0
                 self.steps += 1
-                self.tokens += len(event.token_ids)
+                self.tokens += count
                 self.token_ids += event.token_ids
-                self.accepted.update(piece.source for piece in event.pieces if piece.source)
+                self.accepted.update([piece.source for piece in event.pieces if piece.source])
             case StepNarrowed():
                 self.step_limit = event.width
                 if self.steps == 0:
@@ -105,18 +103,6 @@ class Tally:
             case Ended():
                 self.reason = event.reason
 
-    def _take(self, step: TextStep) -> None:
-        """Count the time of a step after the first one."""
-        count, cost, plain = len(step.token_ids), step.cost, None
-        if step.width == 1:
-            plain = step.seconds
-        else:
-            self.drafted += count
-            plain = step.seconds / cost * count if cost else None
-        self.recent.append(TimedStep(count, step.seconds, plain))
-        self.plain_seconds += plain or 0.0
-        self.unknown += count if plain is None else 0
-
     @property
     def text(self) -> str:
         """The answer, as far as it is certain."""
@@ -124,7 +110,7 @@ class Tally:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before its answer, as far as it is certain."""
+        """The reasoning before the answer, as far as it is certain."""
         return "".join(self._reasoning)
 
     @property
@@ -164,7 +150,7 @@ class Tally:
 
     @property
     def out_of_memory(self) -> str | None:
-        """What to say of memory below the answer; None if there was enough."""
+        """A line about memory for below the answer; None if there was enough."""
         if self.reason == "memory":
             context = counted(self.prompt + self.tokens, "token")
             return (
@@ -195,7 +181,8 @@ class Tally:
         """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
         if self.unknown:
             return 0.0
-        return _speedup(self.plain_seconds, self.decode_seconds, self.tokens_per_step)
+        # A step is no faster than a plain one: if it seems so, that is noise.
+        return min(ratio(self.plain_seconds, self.decode_seconds), self.tokens_per_step)
 
     @property
     def measured(self) -> bool:
@@ -207,23 +194,9 @@ class Tally:
         """How `speedup` is known; None if it is not."""
         return ("measured" if self.measured else "estimated") if self.speedup else None
 
-    def speedup_of_last(self, steps: int) -> float:
-        """The same of the last steps."""
-        last = list(self.recent)[-steps:]
-        plain = [step.plain_seconds for step in last if step.plain_seconds is not None]
-        if len(plain) < len(last):
-            return 0.0
-        tokens, seconds = sum(step.tokens for step in last), sum(step.seconds for step in last)
-        return _speedup(sum(plain), seconds, ratio(tokens, len(last)))
-
-
-def _speedup(plain: float, seconds: float, most: float) -> float:
-    # A step is no faster than a plain one: if it seems so, that is noise.
-    return min(ratio(plain, seconds), most)
-
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """The counts of several answers as if they were one, which has no text."""
+    """Return the counts of several answers as if they were one, which has no text."""
     whole = Tally()
     for tally in tallies:
         for name in _SUMMED:

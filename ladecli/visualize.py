@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .errors import counted, printable
 from .events import Piece, TextEvent, pieces_of
-from .metrics import RECENT, Tally
+from .metrics import Tally
 
 # Of the 256 colours that no theme changes: legible on black and on white, and far apart also for
 # people who see no red or no green.
@@ -27,9 +27,9 @@ MEANINGS = {
     "recycled": "the model's earlier guesses",
     "trajectory": "the lookahead window",
 }
-"""Where drafts come from, in words."""
+"""The sources of drafts, in words."""
 FIGURES = {"plain": "the speed of one token a step", "bars": "tokens of the last steps"}
-"""What other words and signs beside an answer mean."""
+"""Other words and signs beside an answer."""
 LEAST_GAIN = 1.05
 """A speed-up below this one is shown as none."""
 OTHER_SOURCE_STYLE = "underline"
@@ -41,7 +41,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def style_of(source: str | None) -> str:
-    """The style of a token from `source`; the model's own tokens are plain."""
+    """Return the style of a token from `source`; the model's own tokens are plain."""
     return "" if source is None else SOURCE_STYLES.get(source, OTHER_SOURCE_STYLE)
 
 
@@ -57,12 +57,12 @@ class Span(NamedTuple):
 
     @property
     def style(self) -> str:
-        """For Rich."""
+        """The style for Rich."""
         return f"{style_of(self.source)} dim".lstrip() if self.dim else style_of(self.source)
 
 
 class Sections:
-    """Makes one text of an answer and its reasoning, dim and each below a label.
+    """Turns an answer and its reasoning, which is dim, into one text with labels.
 
     Args:
         reasoning: whether that is shown; an answer alone has no label.
@@ -73,7 +73,7 @@ class Sections:
         self._reasoning = False
 
     def of(self, piece: Piece) -> Iterator[Span]:
-        """What a piece adds."""
+        """Yield the text that a piece adds."""
         if piece.reasoning and self._shows:
             if not self._reasoning:
                 yield Span(f"{REASONING}\n", dim=True)
@@ -98,13 +98,13 @@ class View(Protocol):
 
 @contextlib.contextmanager
 def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]]:
-    """Show one answer in several views, whose events are folded here and nowhere else.
+    """Show one answer in several views, and count its events.
 
     They are finished with the block, the first one first, also when one cannot be written.
 
     Args:
         tally: takes every event before the views do, which show it.
-        views: each takes every event, in this order.
+        views: take every event, in this order.
 
     Yields:
         A function that takes one more event.
@@ -130,9 +130,9 @@ class Writer:
     Lines are left to the terminal to wrap: it alone knows where they start.
 
     Args:
-        stream: where to.
+        stream: takes the text.
         safe: whether to leave out control characters, as a terminal needs.
-        colors: with which to show the source of each token; None for plain text.
+        colors: those that sources are shown with; None for plain text.
         reasoning: whether it is written, too.
     """
 
@@ -170,18 +170,18 @@ class Writer:
 
 
 def speed_up(tally: Tally, factor: float) -> str:
-    """How many times as fast as plain decoding; "≈" says that this is estimated."""
+    """Return how many times as fast as plain decoding it was; "≈" stands for an estimate."""
     return f"{'' if tally.measured else '≈'}{factor:.1f}×"
 
 
 def figures(tally: Tally, colours: bool = True) -> list[Text]:
-    """Return what an answer's tokens took, each figure by itself.
+    """Return what an answer's tokens took, the most important figure first.
 
     Args:
         tally: of the answer.
         colours: whether sources have the colours that their tokens have.
     """
-    parts = [_tokens_per_step(tally), _tokens_per_second(tally)]
+    parts = [Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold")]
     if tally.speedup:
         gain = "" if tally.speedup >= LEAST_GAIN else ", no gain"
         parts.append(Text(f"{speed_up(tally, tally.speedup)} plain{gain}", "bold"))
@@ -191,21 +191,7 @@ def figures(tally: Tally, colours: bool = True) -> list[Text]:
             for source, count in sorted(tally.accepted.items())
         ]
         parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
-    return parts
-
-
-def live_figures(tally: Tally, colours: bool = True) -> list[Text]:
-    """Return the same while the answer comes, the most important first: what the last steps gained,
-    and what colours mean, if tokens have them, before how many tokens have each."""
-    parts = [Text("reasoning", "dim")] if tally.unanswered else []
-    parts.append(_tokens_per_step(tally))
-    if tally.speedup:
-        now = f"now {tally.speedup_of_last(RECENT):.1f}×"
-        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain, {now}", "bold"))
-    if tally.accepted and colours:
-        names = (Text(source, style_of(source)) for source in sorted(tally.accepted))
-        parts.append(Text(" ").join(names))
-    return [*parts, _tokens_per_second(tally)]
+    return [*parts, Text(f"{tally.tokens_per_second:.1f} tok/s")]
 
 
 def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
@@ -227,14 +213,6 @@ def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
     return Text("\n").join(_in_lines(parts, width))
 
 
-def _tokens_per_step(tally: Tally) -> Text:
-    return Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold")
-
-
-def _tokens_per_second(tally: Tally) -> Text:
-    return Text(f"{tally.tokens_per_second:.1f} tok/s")
-
-
 def statistics_line(tally: Tally, width: int, colours: bool = True) -> Text:
     """Return one line about an answer; it breaks between figures if a screen has not its width."""
     first = Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")
@@ -242,7 +220,7 @@ def statistics_line(tally: Tally, width: int, colours: bool = True) -> Text:
 
 
 def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
-    """Parts in lines of at most `width` cells; a longer part has a line of its own."""
+    """Return parts in lines of at most `width` cells; a longer part has a line of its own."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + len(SEPARATOR) + part.cell_len <= width:
@@ -253,7 +231,7 @@ def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
 
 
 def status_line(tally: Tally, width: int, max_context: int, colours: bool = True) -> Text:
-    """One row about an unfinished reply, never wider than the screen.
+    """Return one row about an unfinished reply, never wider than the screen.
 
     Figures that do not fit are left out from the end.  Bars of the last steps take the room left:
     one token is the lowest, eight or more are the highest.
@@ -268,11 +246,12 @@ def status_line(tally: Tally, width: int, max_context: int, colours: bool = True
         progress = f"{tally.read}/{tally.prompt}"
         full = f"reading the prompt {progress}"
         return Text(full if len(full) <= width else progress[:width])
-    parts = live_figures(tally, colours)
+    parts = [Text("reasoning", "dim")] if tally.unanswered else []
+    parts += figures(tally, colours)
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
     line = _in_lines(parts, width - 2)[0]  # at least one bar
-    bars = "".join(BARS[min(max(step.tokens, 1), len(BARS)) - 1] for step in tally.recent)
+    bars = "".join(BARS[min(max(tokens, 1), len(BARS)) - 1] for tokens in tally.recent)
     line.append(f" {bars[-max(width - line.cell_len - 1, 1) :]}")
     line.truncate(width)
     line.rstrip()
@@ -284,7 +263,7 @@ RAISE_LIMIT = "max-new-tokens sets another limit"
 
 
 def remarks(tally: Tally, max_context: int, limit: str | None = None) -> list[str]:
-    """Lines about an answer that was cut short, or that has no text.
+    """Return lines about an answer that was cut short, or that has no text.
 
     Args:
         tally: of the answer.

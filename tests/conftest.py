@@ -271,7 +271,7 @@ class Talk(Result):
         super().__init__(done.code, done.out, done.err)
         self.file = file
         text = '{"messages": []}' if file is None else file.read_text(encoding="utf-8")
-        self.conversation = from_json(text)
+        self.conversation = from_json(text).conversation
         self.said = [message.content for message in self.conversation.messages]
         self.told = re.findall(r"^(?:> )*lade: (.*)", self.err, re.M)
 
@@ -292,6 +292,6 @@ def talk(lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         monkeypatch.setenv("COLUMNS", "200")
         monkeypatch.setattr(sys, "stdin", Typed(*typed))
         done = lade("chat", *filter(None, [model]), *options.split())
-        return Talk(done, next(home.glob("lade/chats/*.jsonl"), None))
+        return Talk(done, next(home.glob("lade/chats/*.json"), None))
 
     return call

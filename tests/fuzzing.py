@@ -18,7 +18,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
@@ -519,7 +518,7 @@ def kinds_of(base: Path) -> dict[str, Kind]:
             share=0.2,
         ),
         "kept": Kind(
-            [{"lade/chats/2026-01-01-000000-1.jsonl": _KEPT.encode()}],
+            [{"lade/chats/2026-01-01-000000-1.json": _TALK.asked("and").as_json("m").encode()}],
             [("chat", small, "--offline", "--device", "cpu", "--continue", "-n", "1")],
             share=0.2,
         ),
@@ -572,10 +571,7 @@ def kinds_of(base: Path) -> dict[str, Kind]:
     }
 
 
-_ASKED = Conversation("be brief").asked("hello")
-_TALK = _ASKED.answered("hi", True, "so")
-_STATES = (Conversation(), _ASKED, _TALK, _TALK.asked("and"))
-_KEPT = "".join(now.as_change(before, "m") for before, now in pairwise(_STATES))
+_TALK = Conversation("be brief").asked("hello").answered("hi", True, "so")
 
 
 def _model_files(folder: Path, family: str, **saved: Any) -> Files:

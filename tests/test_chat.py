@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ladecli.decoder.decoder import Decoder
+from ladecli.errors import LadeError
 from ladecli.repl.journal import Journal
 from ladecli.session.conversation import Conversation, from_json
 from ladecli.trace.format import read_trace
@@ -52,9 +53,9 @@ def test_turns_read_what_is_new_and_others_can_go_on_with_them(
     path, page = tmp_path / "chat.json", tmp_path / "chat.md"
     lines = ("/system Be brief.", QUESTIONS[0], "/stats", QUESTIONS[1], "/stats")
     options = f"--strategy {strategy} --no-stats"
-    saves = (f"/save {path}", f"/save {page}", "/save")  # the last one to the chat's own file
+    saves = (f"/save {page}", f"/save {path}", "/save")  # the last one to the newest file
     chat = talk(*lines, *saves, QUESTIONS[2], f"/save {page}", options=options)
-    assert f"saved to {page}\n> saved to {path}\n" in chat.err
+    assert f"saved to {path}\n> saved to {path}\n" in chat.err
     assert chat.told == []
     assert "cut at" not in chat.err, "replies end by themselves"
     assert chat.err.count("tokens per step") == 2, "--no-stats"
@@ -95,7 +96,7 @@ def test_ctrl_c_before_the_first_token_gives_the_message_back(
 ) -> None:
     during_forward(monkeypatch, 1, ctrl_c)
     chat = talk("a question " * 400, f"/save {tmp_path / 'chat.json'}")
-    assert from_json((tmp_path / "chat.json").read_text()) == Conversation()
+    assert from_json((tmp_path / "chat.json").read_text()).conversation == Conversation()
     assert "a question " * 400 + "\n> " in chat.err
 
 
@@ -126,7 +127,7 @@ def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> N
     saved = tmp_path / "chat.json"
     steps = ("Hello", f"/save {saved}", f"/paste {tmp_path / 'note.txt'}", "/model demo")
     talk(*steps, "more", "/save", options="-n 5")
-    messages = from_json(saved.read_text()).messages
+    messages = from_json(saved.read_text()).conversation.messages
     assert len(messages) == 4
     assert messages[2].content.startswith("note.txt:")
 
@@ -186,22 +187,21 @@ def test_a_chat_is_kept_however_it_ends(
     # What a pipe sent wrongly it can send again, and an empty chat is none.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     piped = lade("chat", "-n", "3", typed=f"{QUESTIONS[0]}\n/load nowhere")
-    assert (piped.code, [*tmp_path.rglob("*.jsonl")]) == (2, [])
+    assert (piped.code, [*tmp_path.rglob("chats/*.json")]) == (2, [])
     assert talk(terminate).file is None
     chat = talk(QUESTIONS[0], terminate, options="-n 3 -q")
     assert chat.code == 128 + signal.SIGTERM
     assert chat.said[0::2] == [QUESTIONS[0]]
     assert chat.file.stat().st_mode & 0o777 == 0o600
     assert f"{KEPT} {chat.file}" in chat.err, "--quiet hides no more than it should"
-    # What a file of the user's has, or the user left, needs no word.
-    assert KEPT not in talk(QUESTIONS[1], f"/save {tmp_path / 'kept.json'}", terminate).err
+    # What the user left needs no word.
     chat = talk(QUESTIONS[0], QUESTIONS[2])
     assert KEPT not in chat.err
     assert chat.said[0::2] == [QUESTIONS[0], QUESTIONS[2]]
     # Where nothing can be written, that is said once, and the chat goes on.
     (tmp_path / "lade").touch()
     chat = talk(QUESTIONS[0], QUESTIONS[1], f"/save {tmp_path / 'all.json'}", home=tmp_path)
-    assert len(from_json((tmp_path / "all.json").read_text()).messages) == 4
+    assert len(from_json((tmp_path / "all.json").read_text()).conversation.messages) == 4
     assert chat.err.count("is not kept") == 1
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     fill = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1, limits[1]))
@@ -226,8 +226,8 @@ def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
     seen: list[Conversation] = []
 
     def look() -> None:
-        (file,) = tmp_path.rglob("*.jsonl")
-        seen.append(from_json(file.read_text()))
+        (file,) = tmp_path.rglob("chats/*.json")
+        seen.append(from_json(file.read_text()).conversation)
 
     lines = ("/undo", "/system Be brief.", "/regenerate", "/reset", "/system none")
     talk(*(part for line in (*QUESTIONS[:2], *lines) for part in (line, look)))
@@ -261,14 +261,16 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert "there is no model folder ./nowhere" in before.told[0]
     assert "going on after 2 messages" in before.err
     assert before.said[0::2] == ["Hello", QUESTIONS[1]]
-    day = before.file.rename(before.file.with_name("2020-01-01.jsonl"))
+    day = before.file.rename(before.file.with_name("2020-01-01.json"))
     after = talk("/undo", options="--continue", home=tmp_path)
     assert "going on after 4 messages" in after.err
     assert f"taken back: {QUESTIONS[1]}" in after.err
-    assert from_json(day.read_text()) == before.conversation, "another day has another file"
-    newest = max(tmp_path.rglob("chats/*.jsonl"))
-    assert from_json(newest.read_text()).messages == before.conversation.messages[:2]
-    newest.write_text(day.read_text().splitlines(keepends=True)[0])  # killed before any reply
+    of_day = from_json(day.read_text()).conversation
+    assert of_day == before.conversation, "another day has another file"
+    newest = max(tmp_path.rglob("chats/*.json"))
+    undone = from_json(newest.read_text()).conversation
+    assert undone.messages == of_day.messages[:2]
+    newest.write_text(undone.without_reply().as_json("demo"))  # killed before any reply
     killed = talk("/regenerate", options="-n 9 --continue", home=tmp_path)
     assert "going on after 1 message · demo" in killed.err
     assert "\n> Hello\n" in killed.err
@@ -285,56 +287,39 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert "there is no conversation to continue" in lade("chat", "--continue").refused()
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["in its middle", "before its break"])
-def test_a_line_that_was_cut_short_costs_no_other(whole: bool, tmp_path: Path) -> None:
-    """By a disk that was full for a time, or by SIGKILL; all but its break can be read."""
-    asked = Conversation("Be brief.").asked("a" * 90)
-    answered, journal, file = asked.answered("b" * 90), Journal(), tmp_path / "1.jsonl"
-    journal.path = file
+def test_a_change_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    """As on a full disk."""
+    asked, journal = Conversation("Be brief.").asked("a" * 90), Journal()
+    journal.path = tmp_path / "1.json"
     journal.record(asked, "demo")
-    room = len(answered.as_change(asked, "demo").encode()) - 1 if whole else 30
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))
     try:
-        with pytest.raises(OSError, match="too large"):
-            journal.record(answered, "demo")
+        with pytest.raises(LadeError, match="too large"):
+            journal.record(asked.answered("b" * 90), "demo")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert from_json(file.read_text()) == (answered if whole else asked)
-    for now in (Conversation(), asked, answered) if whole else (answered,):
-        size = file.stat().st_size
+    assert from_json(journal.path.read_text()).conversation == asked
+    assert [*tmp_path.iterdir()] == [journal.path]
+    for now in (Conversation(), asked.answered("c")):
         journal.record(now, "demo")
-        assert from_json(file.read_text()) == now
-    data = file.read_bytes()
-    for end in range(size, len(data) - 1):
-        file.write_bytes(data[:end])
-        assert from_json(file.read_text()) == asked
+        assert from_json(journal.path.read_text()).conversation == now
 
 
-def test_a_chat_that_nothing_was_written_of_hides_no_older_one(
-    talk: Lade, lade: Lade, tmp_path: Path
-) -> None:
+def test_a_damaged_chat_hides_no_older_one(talk: Lade, lade: Lade, tmp_path: Path) -> None:
     kept = talk("Grüße", options="-n 5", home=tmp_path).file
     cut = kept.read_bytes().index("ü".encode()) + 1
-    newer = kept.with_name("2999-01-01.json")
-    for data in (b"", kept.read_bytes()[:cut]):  # by a full disk, or a kill
-        newer.write_bytes(data)
-        assert "after 2 messages " in talk(options="--continue", home=tmp_path).err
-    newer.write_bytes(kept.read_bytes() + kept.read_bytes()[:cut])
-    assert "after 2 messages " in talk(options="--continue", home=tmp_path).err
-    newer.write_text("{}\n")
-    refused = lade("chat", "--continue").refused()
-    assert f"{newer} is not a saved chat" in refused
-    assert "delete" not in refused
+    for data in (b"", kept.read_bytes()[:cut], b"{}"):
+        (newer := kept.with_name("2999-01-01.json")).write_bytes(data)
+        assert "Grüße  2 messages" in lade("chat", "--list").out
+    assert f"{newer} is not a saved chat" in lade("chat", "--load", str(newer)).refused()
 
 
-def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(talk: Lade, tmp_path: Path) -> None:
-    path = tmp_path / "reply.txt"
-    chat = talk("/copy", QUESTIONS[0], f"/copy {path}", "/copy", f"/copy {path}")
-    assert path.read_text() == chat.said[1] + "\n"
+def test_a_reply_is_copied_to_the_terminals_clipboard(talk: Lade) -> None:
+    chat = talk("/copy", QUESTIONS[0], "/copy", "/copy x")
     assert "there is no reply to copy" in chat.told[0]
-    assert "name a file: /copy FILE" in chat.told[1]
-    assert f"{path} exists; name another file" in chat.told[2]
+    assert "no terminal with a clipboard" in chat.told[1]
+    assert "takes no arguments" in chat.told[2]
     chat = talk(QUESTIONS[0], "/copy", options="-n 9 --color always")
     code = re.search(r"\x1b]52;c;([\w+/=]+)\x07", chat.err)
     assert code is not None
@@ -503,7 +488,7 @@ def test_edit(talk: Lade, tmp_path: Path) -> None:
         lines += [*typed, f"/save {tmp_path}/{number}.json", "/reset"]
     chat = talk(*lines)
     for number, (typed, messages, _) in enumerate(EDITS):
-        saved = from_json((tmp_path / f"{number}.json").read_text()).messages
+        saved = from_json((tmp_path / f"{number}.json").read_text()).conversation.messages
         assert [each.content for each in saved[0::2]] == messages, typed
     drafts = re.findall(r"keeps the old one\n(.*)\n> ", chat.err)
     assert drafts == [draft for _, _, draft in EDITS if draft]
@@ -524,13 +509,15 @@ def test_no_file_is_overwritten_but_the_chats_own(talk: Lade, tmp_path: Path) ->
     other.write_text("mine")
     lines = [QUESTIONS[0], f"/save {one}", "/reset", "x", "/save", f"/save {other}"]
     chat = talk(*lines)
-    assert from_json(one.read_text()).messages[0].content == QUESTIONS[0], "no name, no file yet"
+    assert from_json(one.read_text()).conversation.messages[0].content == QUESTIONS[0], (
+        "no name, no file yet"
+    )
     assert other.read_text() == "mine"
     assert "name a file" in chat.told[0]
     assert "exists; name another file" in chat.told[1]
     other.unlink()
     chat = talk(QUESTIONS[1], f"/save {other}", "y", "/save")
-    assert from_json(other.read_text()) == chat.conversation
+    assert from_json(other.read_text()).conversation == chat.conversation
     assert len(chat.said) == 4
 
 
@@ -545,16 +532,16 @@ def test_loading_replaces_only_what_is_kept(talk: Lade, tmp_path: Path) -> None:
     full.mkdir()
     (full / "lade").touch()  # where the folder of kept chats would be
     chat = talk(QUESTIONS[0], f"/load {path}", "/system", home=full)
-    assert "2 messages that are kept nowhere; /save FILE or /reset" in chat.told[0]
+    assert "2 messages that are kept nowhere; /save FILE and /reset" in chat.told[0]
     assert "> none" in chat.err
 
 
 def test_kept_chats_are_listed_and_go_on(talk: Lade, lade: Lade, tmp_path: Path) -> None:
     for question in QUESTIONS:
         chat = talk(question, "and?", "more?", home=tmp_path)
-        assert str(next(tmp_path.rglob("chats/*.jsonl")).parent) in chat.err, "where it is kept"
+        assert str(next(tmp_path.rglob("chats/*.json")).parent) in chat.err, "where it is kept"
         assert "lade chat --continue" in chat.err
-    files = sorted(tmp_path.rglob("chats/*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    files = sorted(tmp_path.rglob("chats/*.json"), key=lambda file: file.stat().st_mtime_ns)
     for age, file in enumerate(files):
         os.utime(file, (age, age))
     # Going on makes a longer copy, which stands for both.
@@ -607,7 +594,7 @@ def test_compare_decodes_the_same_text_again(
     )
     rows = r"^(?:> )?lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1"
     assert re.search(rows, chat.err, re.M)
-    assert re.search(r"^same text · \d+\.\d\d× as fast .* in \d runs\)$", chat.err, re.M)
+    assert re.search(r"^same text · \d+\.\d\d× as fast .*\d runs? of each\)$", chat.err, re.M)
     assert re.search(r"another text from token 1 on.*--batch-invariant", chat.err, re.S)
     assert "no reply to compare" in chat.told[0]
     assert "too short to compare" in chat.err

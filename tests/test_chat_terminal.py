@@ -179,7 +179,7 @@ def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
         assert terminal.close() == 128 + signal.SIGTERM
         assert "Traceback" not in terminal.text()
     [file] = (tmp_path / "lade" / "chats").iterdir()
-    assert len(from_json(file.read_text()).messages) == 4
+    assert len(from_json(file.read_text()).conversation.messages) == 4
 
 
 def test_sigkill_in_the_middle_of_a_reply_costs_no_other(tmp_path: Path) -> None:

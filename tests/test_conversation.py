@@ -42,7 +42,7 @@ def test_room_is_made_generously_and_only_where_it_must_be() -> None:
 def test_files_give_back_what_they_got() -> None:
     odd = replace(TALK, forgotten=2).asked("é 你 👩‍💻\n\t\x1b[31m").answered("3", reasoning="Hm")
     for talk in (Conversation(), TALK, odd):
-        assert from_json(talk.as_json("demo")) == talk
+        assert from_json(talk.as_json("demo")).conversation == talk
 
 
 def row(**changes: Any) -> str:
@@ -69,4 +69,6 @@ def row(**changes: Any) -> str:
 def test_damaged_files_are_refused(text: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         from_json(text)
-    assert from_json(row(forgotten=9)).seen == (), "no damage, though there is only one"
+    assert from_json(row(forgotten=9)).conversation.seen == (), (
+        "no damage, though there is only one"
+    )

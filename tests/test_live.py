@@ -202,7 +202,7 @@ def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
 def test_sources_have_their_colours_or_only_attributes() -> None:
     for no_color in (False, True):
         terminal = Terminal(80, no_color=no_color, colours=True)
-        assert "context · " in terminal.say("**bold** said", 6, "context")[-1]
+        assert "accepted: context 3 · " in terminal.say("**bold** said", 6, "context")[-1]
         cells = [cell for row in terminal.screen.buffer.values() for cell in row.values()]
         assert ("brightblue" in {cell.fg for cell in cells if cell.data}) is not no_color
         assert terminal.screen.buffer[1][3].bold

@@ -170,17 +170,10 @@ def test_marks_that_mean_nothing_style_nothing(text: str) -> None:
     assert styles_of(row) == [(text, "")]
 
 
-def test_code_has_the_colours_of_its_language_over_several_lines() -> None:
-    rows = rows_of('```python\ndef f():\n    """Doc\n    string"""\n    return 1\n```\nafter')
+def test_code_is_as_it_is() -> None:
+    rows = rows_of("```python\nx = *a, **b\n```\nafter")
     looks = [dict(styles_of(row)) for row in rows]
-    assert looks[0] == {"```python": "dim"}
-    assert (looks[1]["def"], looks[1]["f"]) == ("magenta", "bold")
-    # In the fourth line the lexer still knows that a string began in the third.
-    assert any("green" in style for text, style in styles_of(rows[3]) if "string" in text)
-    assert looks[4]["return"] == "magenta"
-    assert looks[5] == {"```": "dim"}
-    assert looks[6] == {"after": ""}
-    assert ("1", "cyan") in styles_of(rows_of('```json\n{"a": 1}')[1]), "its lexer has no states"
+    assert looks == [{"```python": "dim"}, {"x = *a, **b": ""}, {"```": "dim"}, {"after": ""}]
 
 
 @pytest.mark.parametrize(

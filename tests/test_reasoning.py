@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladecli.session.reasoning import ByChannels, ByTags
-from ladecli.session.text import Part, Splitter, Text
+from ladecli.session.text import Splitter, Text, TextDelta
 
 TAGGED = [
     ("", "<think>\nHm, 2.\n</think>\n\nParis.\n", ("Hm, 2.", "Paris.\n")),
@@ -48,7 +48,7 @@ CHANNELED = [
 
 
 def split(found: Splitter, pieces: list[Text]) -> tuple[str, str]:
-    parts: list[Part] = [*map(found.feed, pieces), found.flush()]
+    parts: list[TextDelta] = [*map(found.feed, pieces), found.flush()]
     return "".join(p.reasoning for p in parts), "".join(p.text for p in parts)
 
 

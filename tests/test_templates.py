@@ -390,7 +390,7 @@ def test_a_named_template_does_not_go_on_with_another_model(
 def test_answers_without_text_say_so(lade: Any, thinker: str, tmp_path: Path) -> None:
     folder = CASES["gpt-oss"].folder.write(tmp_path)
     assert "the answer is empty" in say(lade, folder, "-n", "3").err
-    done = lade("chat", thinker, "-n", "2", typed=f"{FIRST}\n/copy {tmp_path / 'x'}")
+    done = lade("chat", thinker, "-n", "2", typed=f"{FIRST}\n/copy")
     assert "has no answer to copy" in done.err
 
 

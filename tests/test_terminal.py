@@ -35,7 +35,8 @@ TABLE = Table(
 
 
 def printed(stream: io.StringIO, width: int, table: Table = TABLE) -> tuple[str, set[str]]:
-    gone = screen.print_table(table, Console(file=stream, width=width, color_system=None))
+    console = Console(file=stream, width=width, color_system=None)
+    gone = screen.print_table(table, console if stream.isatty() else Terminal().console(stream))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()), gone
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
-from ladecli.session.text import REPLACEMENT, Detokenizer, StopStrings, Text, TextStream, bytes_of
+from ladecli.session.text import REPLACEMENT, Detokenizer, TextStream, bytes_of
 
 from .tokenizers_here import byte_fallback, byte_level
 
@@ -97,14 +97,15 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
 )
 def test_stop_strings_cut_where_the_first_one_starts(pieces: list[str], stops: list[str]) -> None:
-    filtered, seen, shown = StopStrings(stops), "", ""
-    for piece in pieces:
-        seen += piece
-        ended = any(stop in seen for stop in stops)
-        shown += filtered.feed(Text.plain(piece), ended).visible
+    tokenizer, seen = byte_level(), ""
+    stream = TextStream(tokenizer, (), stops)
+    for token in ids_of(tokenizer, "".join(pieces)):
+        seen += tokenizer.decode([token])
+        ended = stream.feed(token)
+        assert ended == any(stop in seen for stop in stops)
         if ended:
             break
-    shown += filtered.flush().visible
+    shown = "".join(delta.text for delta in (*stream.take([]), stream.flush()))
     starts = [seen.find(stop) for stop in stops if stop in seen]
     assert shown == seen[: min(starts, default=len(seen))]
 

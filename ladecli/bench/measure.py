@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, product
 
 from ..errors import LadeError, describe_error
-from ..session.text import Part
+from ..session.text import TextDelta
 from ..specs.device import Device, peak_memory, watch_peak
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, MethodRunner, Stopped
@@ -119,7 +119,7 @@ class Measurement:
         """Let one method do one task; the turns before one that fails count."""
         done: list[tuple[Run, Answer]] = []
 
-        def answer(turn: int, prompt: list[int]) -> Part:
+        def answer(turn: int, prompt: list[int]) -> TextDelta:
             gc.collect()
             watch_peak(self._device)
             answered = runner.answer(prompt, self._cancelled).whole()

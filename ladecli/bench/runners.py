@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import LadeError
 from ..events import Reason, TextStep
 from ..metrics import Tally
-from ..session.text import Part
+from ..session.text import TextDelta
 from .result import Method
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Answer:
     """One answer and when it came."""
 
     ids: list[int] = field(default_factory=list)
-    said: Part = field(default_factory=Part)  # its text, and the reasoning before that
+    said: TextDelta = field(default_factory=TextDelta)  # its text, and the reasoning before that
     marks: list[float] = field(default_factory=list)  # seconds from the start to each step's end
     lengths: list[int] = field(default_factory=list)  # tokens of the answer at each mark
     widths: list[int] = field(default_factory=list)  # tokens fed by each step; empty if unknown
@@ -102,6 +102,6 @@ class OwnRunner:
         if tally.reason == "memory":
             raise LadeError(f"out of memory after {tally.tokens} tokens of the answer")
         answer.ids, answer.accepted = tally.token_ids, tally.accepted
-        answer.said = Part(tally.reasoning, tally.text)
+        answer.said = TextDelta(tally.reasoning, tally.text)
         answer.reason = tally.reason or answer.reason
         return answer

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..options.commands import MeasureRequest
     from ..session.dialogue import Row
     from ..session.session import Session
-    from ..session.text import Part
+    from ..session.text import TextDelta
     from ..view.terminal import Terminal
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")
@@ -43,7 +43,7 @@ class Passage:
             )
         return self._ids
 
-    def hold(self, answer: Callable[[int, list[int]], Part]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], TextDelta]) -> None:
         """The only turn; `answer` as for `Dialogue.hold`."""
         answer(1, self._ids)
 

@@ -20,7 +20,7 @@ from ..events import Reason
 from ..metrics import first_difference
 from ..session import opening
 from ..session.dialogue import Dialogue
-from ..session.text import Part, speller
+from ..session.text import TextDelta, speller
 from ..specs.memory import FULL
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
@@ -274,7 +274,7 @@ class Verifier:
         self._session.start_over()
         answers: list[tuple[list[int], Answer]] = []
 
-        def reply(_turn: int, prompt: list[int]) -> Part:
+        def reply(_turn: int, prompt: list[int]) -> TextDelta:
             answers.append((prompt, self._answer(prompt, self._settings)))
             return answers[-1][1].said
 

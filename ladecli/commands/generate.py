@@ -15,7 +15,7 @@ from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
 from ..session.dialogue import Dialogue, Row
-from ..session.text import Part
+from ..session.text import TextDelta
 from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices, rows_of
 from ..trace import record
 from ..view.live import reply_view
@@ -137,7 +137,7 @@ class _Answers:
         Terminal(self._request.color).say(str(error))
         self.code = error.exit_code
 
-    def _answer(self, talk: Dialogue, turn: int, ids: list[int]) -> Part | None:
+    def _answer(self, talk: Dialogue, turn: int, ids: list[int]) -> TextDelta | None:
         """Answer a turn, whose prompt has these ids; None where it was the last.
 
         Raises:
@@ -183,7 +183,7 @@ class _Answers:
         if tally.reason == "interrupted":
             self.code = INTERRUPTED
             return None
-        return Part(tally.reasoning, tally.text)
+        return TextDelta(tally.reasoning, tally.text)
 
     def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""

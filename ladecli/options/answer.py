@@ -308,9 +308,7 @@ class ChatRequest(FileOptions, RankedOptions):
         default=False,
         lasting=False,
     )
-    markdown: bool = output_option(
-        "Style Markdown; code is highlighted while token colors are off.", default=True
-    )
+    markdown: bool = output_option("Style Markdown.", default=True)
     token_colors: bool = output_option("Color tokens by where they came from.", default=True)
     reasoning: bool = output_option(
         "Show what a reasoning model thinks before its answer.", default=True

@@ -56,13 +56,11 @@ class Reply:
     message: Message | None = None  # of the conversation, once it is there
 
 
-class Kept(NamedTuple):
-    """What a chat with one model hands on to that with the next; see `Chat`."""
+class ChatState(NamedTuple):
+    """The part of a chat that goes on with another model; see `Chat`."""
 
     conversation: Conversation
-    saved: Conversation | None
-    file: Path | None = None
-    page: Path | None = None
+    files: Sequence[Path] = ()
     attached: Sequence[str] = ()
 
 
@@ -84,16 +82,14 @@ class Chat:
         self.session = session
         self.request = request  # the options, which `/set` changes
         self.terminal = terminal
-        self.journal: Journal | None = None  # keeps the conversation, where that is wanted
+        self.journal: Journal | None = None  # keeps the conversation; None if nothing does
         self._explained = False  # whether the user knows what figures mean
         self._lost = False  # whether the user knows that the conversation is not kept
         self._conversation = Conversation(system=request.system)
         self.replies: list[Reply] = []  # all of them, the newest last
-        self.file: Path | None = None  # where the conversation was saved or loaded last
-        self.page: Path | None = None  # where it was saved last for reading alone
-        self.saved: Conversation | None = None  # can be loaded again from a file
+        self.files: list[Path] = []  # that have the conversation, the newest last
         self.unsent = ""  # what the next input begins with
-        # What the next message follows, where it replaces the last one.
+        # The conversation that the next message follows, if it replaces the last one.
         self.base: Conversation | None = None
         self.attached: list[str] = []  # texts of files that go with the next message
         self.leaving = False  # whether the user wants to leave
@@ -127,24 +123,22 @@ class Chat:
         try:
             self.journal.record(conversation, hub.absolute(self.request.name))
             return True
-        except OSError as error:  # such as a full disk: the next change is a new try
+        except LadeError as error:  # such as a full disk: the next change is a new try
             if not self._lost:
-                where = self.journal.path
-                self.note(f"(this chat is not kept: {where} cannot be written: {error.strerror})")
+                self.note(f"(this chat is not kept: {error})")
             self._lost = True
             return False
 
     @property
-    def kept(self) -> Kept:
-        """What a chat with another model goes on with."""
-        return Kept(self.conversation, self.saved, self.file, self.page, self.attached)
+    def state(self) -> ChatState:
+        """The state that a chat with another model goes on from."""
+        return ChatState(self.conversation, self.files, self.attached)
 
-    def go_on(self, kept: Kept) -> None:
-        """Take what a chat before this one has handed on."""
-        conversation, self.saved, self.file, self.page, attached = kept
+    def go_on(self, state: ChatState) -> None:
+        """Go on from the state of an earlier chat."""
         # This model may have room for what the one before could no longer see.
-        self.conversation = replace(conversation, forgotten=0)
-        self.attached = [*attached]
+        self.conversation = replace(state.conversation, forgotten=0)
+        self.files, self.attached = [*state.files], [*state.attached]
 
     @property
     def last_reply(self) -> Reply | None:
@@ -158,15 +152,8 @@ class Chat:
         """The texts of the conversation that the model sees."""
         return [message["content"] for message in self.conversation.for_template()]
 
-    @property
-    def unsaved(self) -> bool:
-        """Whether there are messages that the user has not saved."""
-        # What a model no longer sees may have changed with the model.
-        saved = self.saved and replace(self.saved, forgotten=self.conversation.forgotten)
-        return bool(self.conversation.messages) and self.conversation != saved
-
     def note(self, line: str) -> None:
-        """A remark on stderr."""
+        """Print a remark on stderr."""
         if not self.request.quiet:
             screen.line(self.console, line, "dim")
 
@@ -204,7 +191,7 @@ class Chat:
             self.note("this message has no answer: /regenerate gives one")
 
     def complain(self, error: BaseException) -> None:
-        """The line of an error, on stderr."""
+        """Print the line of an error on stderr."""
         screen.line(self.console, one_line(f"lade: {describe_error(error)}"), "red")
 
     # Replies.
@@ -245,7 +232,7 @@ class Chat:
         try:
             self._show(reply, seen)
         except (SystemExit, DeviceLostError, RankError):
-            if waits:  # where the chat ends, it waits for a reply still
+            if waits:  # the chat ends, and it still waits for a reply
                 self.conversation = seen
             raise
         finally:
@@ -315,7 +302,7 @@ class Chat:
         self.console.print(legend(look.sources, self.console.width, colours))
 
     def _with_room(self, asked: Conversation) -> Conversation:
-        """The conversation with room for a reply: the oldest messages may be forgotten for it.
+        """Return the conversation with room for a reply; its oldest messages may be forgotten.
 
         Raises:
             UsageError: the last message does not fit by itself.
@@ -341,7 +328,7 @@ class Chat:
         return not self.request.quiet if self.request.stats is None else self.request.stats
 
     def settings(self) -> Settings:
-        """How the next reply is decoded."""
+        """Return how the next reply is decoded."""
         sampling, template = self.session.loaded.defaults.sampling, self.request.template(True)
         settings = opening.settings_of(self.request, self.choice, sampling, template)
         if "max_new_tokens" not in self.request.origins:
@@ -365,7 +352,7 @@ class Chat:
         self.request, self.choice = request, choice
 
     def _choose_profile(self, request: ChatRequest) -> Choice:
-        """What the profile of a request says for this model."""
+        """Return the settings that the profile of a request has for this model."""
         loaded = self.session.loaded
         split = loaded.placement.split > 1
         choice = choose_profile(request.profile, request, loaded.device, loaded.part, split)
@@ -380,7 +367,7 @@ class Chat:
     # The context.
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """Token ids of a conversation, which waits for a reply.
+        """Return the token ids of a conversation, which waits for a reply.
 
         Raises:
             UsageError: the model's template refuses it.
@@ -399,7 +386,7 @@ class Chat:
     @property
     def used(self) -> int:
         """Tokens of the context that the conversation takes before the next reply, if it has room
-        for as many; 0 where a template refuses it."""
+        for as many; 0 if a template refuses it."""
         conversation, count = self.conversation, 0
         if self._counted[0] is not conversation:  # the toolbar asks at every key
             with contextlib.suppress(LadeError):
@@ -409,7 +396,7 @@ class Chat:
         return self._counted[1]
 
     def toolbar(self) -> str:
-        """The line below the input, the most important first."""
+        """Return the line below the input, with the most important part first."""
         limit = self.session.decoder.max_context
         attached = f"{len(self.attached)} attached" if self.attached else ""
         switch = f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}"

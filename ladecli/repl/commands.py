@@ -31,7 +31,7 @@ from .settings import LIVE, TUNED, change, find_live, find_option, in_effect, su
 Action = Callable[[Chat, str], None]
 _COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
 LINE = 60
-"""Characters of a message where it is quoted."""
+"""Characters of a message that is quoted."""
 NONE = "none"
 """The argument that takes something away."""
 
@@ -85,28 +85,28 @@ def perform(chat: Chat, text: str) -> bool:
     if match is None:
         return False
     name, argument = match[1] or "help", (match[2] or "").strip()
-    found = _find(name)
-    if found is None:
+    command = _find(name)
+    if command is None:
         if "\n" in text.strip():
             return False
         hint = suggestion(name.lower(), [*COMMANDS, *ALIASES], "/") or "/help lists all"
         raise UsageError(
             f"there is no command /{name}; {hint} (a space before it sends it to the model)"
         )
-    if "FILE" in found.arguments:
+    if "FILE" in command.arguments:
         argument = argument.strip("\"'")  # as a shell would take it
-    if argument and not found.arguments:
-        raise UsageError(f"/{found.name} takes no arguments")
-    if not argument and found.arguments in ("FILE", "NAME"):
-        what = "file" if found.arguments == "FILE" else "model"
-        raise UsageError(f"name a {what}: {found.usage}")
+    if argument and not command.arguments:
+        raise UsageError(f"/{command.name} takes no arguments")
+    if not argument and command.arguments in ("FILE", "NAME"):
+        what = "file" if command.arguments == "FILE" else "model"
+        raise UsageError(f"name a {what}: {command.usage}")
     chat.base = None
-    found.action(chat, argument)
+    command.action(chat, argument)
     return True
 
 
 def _find(name: str) -> Command | None:
-    """The command of this name or alias; None if there is none."""
+    """Return the command of this name or alias; None if there is none."""
     return COMMANDS.get(ALIASES.get(name.lower(), name.lower()))
 
 
@@ -114,18 +114,18 @@ class CommandCompleter(Completer):
     """Completes inputs that begin with a slash; everything else is prose and left alone."""
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """What could stand at the cursor."""
+        """Yield the words that could stand at the cursor."""
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
             return
         *before, typed = text[1:].split(" ")
-        found = _find(before[0]) if before else None
-        if found and "FILE" in found.arguments:
+        typed_command = _find(before[0]) if before else None
+        if typed_command and "FILE" in typed_command.arguments:
             path = text.partition(" ")[2]
             yield from PathCompleter(expanduser=True).get_completions(Document(path), event)
             return
         names: Iterable[str] = ()
-        match [found.name, *before[1:]] if found else before:
+        match [typed_command.name, *before[1:]] if typed_command else before:
             case [] | ["help"]:
                 names = COMMANDS
             case ["set" | "show"]:
@@ -147,10 +147,10 @@ class CommandCompleter(Completer):
 def system(chat: Chat, text: str) -> None:
     """Show or set the system message; "none" removes it."""
     if text:
-        wanted = replace(chat.conversation, system=None if text == NONE else text)
-        chat.check_template(wanted)
+        changed = replace(chat.conversation, system=None if text == NONE else text)
+        chat.check_template(changed)
         chat.show_new_notices()
-        chat.conversation = wanted
+        chat.conversation = changed
     chat.note(chat.conversation.system or "none; the model's template may have its own")
 
 
@@ -225,26 +225,22 @@ def reset(chat: Chat, _: str) -> None:
         chat.journal.begin()
     chat.conversation = Conversation(system=chat.conversation.system)
     chat.attached.clear()
-    chat.file = chat.page = chat.saved = None  # the files keep the old conversation
+    chat.files = []  # they keep the old conversation
     chat.note("a new conversation")
 
 
 @command("/save [FILE]")
 def save(chat: Chat, name: str) -> None:
     """Save the conversation; a FILE.md is for reading alone."""
-    path = files.expanded(name) if name else chat.file or chat.page
-    if path is None:
+    if not name and not chat.files:
         raise UsageError("no file has this chat yet; name a file: /save FILE")
-    if path not in (chat.file, chat.page):
+    path = files.expanded(name) if name else chat.files[-1]
+    if path not in chat.files:
         files.check_new(path, "/save")
-    model = chat.session.loaded.name
-    if path.suffix == ".md":
-        page = printable(chat.conversation.as_markdown(model))
-        files.write(path, page, "/save", private=True)
-        chat.page = path
-    else:
-        files.write(path, chat.conversation.as_json(model), "/save", private=True)
-        chat.file, chat.saved = path, chat.conversation
+    model, talk = chat.session.loaded.name, chat.conversation
+    text = printable(talk.as_markdown(model)) if path.suffix == ".md" else talk.as_json(model)
+    files.write(path, text, "/save", private=True)
+    chat.files.append(path)
     chat.note(f"saved to {path}")
 
 
@@ -256,13 +252,16 @@ def load(chat: Chat, name: str) -> None:
     """
     other = saved(name, chat.own_file)
     chat.check_template(other.conversation)
-    if chat.unsaved and chat.reader.interactive and not chat.keep(chat.conversation):
-        count = counted(len(chat.conversation.messages), "message")
-        raise UsageError(f"this chat has {count} that are kept nowhere; /save FILE or /reset first")
+    messages = chat.conversation.messages
+    if messages and chat.reader.interactive and not chat.keep(chat.conversation):
+        count = counted(len(messages), "message")
+        raise UsageError(
+            f"this chat has {count} that are kept nowhere; /save FILE and /reset first"
+        )
     if chat.journal is not None:
         chat.journal.begin()
-    chat.conversation = chat.saved = other.conversation
-    chat.file, chat.page = (None if name.isdecimal() else files.expanded(name)), None
+    chat.conversation = other.conversation
+    chat.files = [] if name.isdecimal() else [files.expanded(name)]
     chat.recall(other)
 
 
@@ -278,25 +277,20 @@ def chats(chat: Chat, _: str) -> None:
         chat.note("no other conversation is kept")
 
 
-@command("/copy [FILE]")
-def copy(chat: Chat, name: str) -> None:
-    """Copy the last reply to the clipboard, or to a file."""
+@command("/copy")
+def copy(chat: Chat, _: str) -> None:
+    """Copy the last reply to the clipboard."""
     replies = [m.content for m in chat.conversation.messages if m.role == "assistant"]
     if not replies:
         raise UsageError("there is no reply to copy; send a message first")
     if not (text := replies[-1]):
         raise UsageError("the last reply has no answer to copy; /regenerate makes another")
-    if name:
-        files.check_new(files.expanded(name), "/copy")
-        files.write(files.expanded(name), text + "\n", "/copy")
-    elif chat.console.is_terminal:
-        # OSC 52: the terminal takes it, also from the far end of an SSH connection.
-        encoded = base64.b64encode(text.encode()).decode()
-        chat.console.file.write(f"\x1b]52;c;{encoded}\x07")
-    else:
-        raise UsageError("there is no terminal with a clipboard; name a file: /copy FILE")
-    where = f"copied to {files.expanded(name)}" if name else "sent to the terminal's clipboard"
-    chat.note(f"{counted(len(text), 'character')} {where}")
+    if not chat.console.is_terminal:
+        raise UsageError("there is no terminal with a clipboard; /save FILE writes the chat")
+    # OSC 52: the terminal takes it, also from the far end of an SSH connection.
+    encoded = base64.b64encode(text.encode()).decode()
+    chat.console.file.write(f"\x1b]52;c;{encoded}\x07")
+    chat.note(f"{counted(len(text), 'character')} sent to the terminal's clipboard")
 
 
 def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
@@ -410,9 +404,7 @@ def compare(chat: Chat, _: str) -> None:
     Both take turns, up to five times in some seconds. The first row is the reply with drafts, the
     second one plain decoding, which takes a step for each token: tok/s are tokens per second.
 
-    "1.40× as fast" is the median of the runs, and the two numbers after it are the slowest and the
-    fastest run. Below 1.00× drafts cost more than they gained. "same text" means that both gave the
-    same tokens.
+    Below 1.00× drafts cost more than they gained. "same text" means that both gave the same tokens.
     """
     reply = chat.last_reply
     if reply is None or not reply.tally.tokens:
@@ -427,20 +419,20 @@ def compare(chat: Chat, _: str) -> None:
 def show_help(chat: Chat, name: str) -> None:
     """List commands and keys, or explain one command."""
     if name:
-        found = _find(name.lstrip("/"))
-        if found is None:
+        command = _find(name.lstrip("/"))
+        if command is None:
             raise UsageError(f"there is no command /{name.lstrip('/')}; /help lists all")
-        chat.console.print(f"{found.usage}: {found.help}.")
-        for part in found.details.split("\n\n") if found.details else ():
+        chat.console.print(f"{command.usage}: {command.help}.")
+        for part in command.details.split("\n\n") if command.details else ():
             chat.note(" ".join(part.split()))
-        if found.name in ("set", "show"):
+        if command.name in ("set", "show"):
             chat.note(f"Names: {', '.join(LIVE)}.")
         return
     colours = chat.request.token_colors
     sources = Text(" ").join(Text(name, style_of(name) if colours else "") for name in SOURCES)
     # All of it fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
-        *((each.usage, each.help) for each in COMMANDS.values()),
+        *((command.usage, command.help) for command in COMMANDS.values()),
         ("Alt-Enter", 'new line (or """ around lines); Ctrl-X Ctrl-E: $EDITOR'),
         ("Ctrl-C, Ctrl-T", Text("stop the reply; token colors: ").append_text(sources)),
     ]
@@ -454,7 +446,7 @@ def leave(chat: Chat, _: str) -> None:
 
 
 def _last_question(chat: Chat) -> str:
-    """The user's last message.
+    """Return the user's last message.
 
     Raises:
         UsageError: there is none.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from .chat import Chat, Reply
 
 SECONDS, MOST_RUNS = 4.0, 5
-"""For how many seconds a reply is decoded again, and how many times at most."""
+"""The time that a comparison takes, and the number of its runs at most."""
 
 
 def compare_again(chat: Chat, reply: Reply) -> None:
@@ -29,11 +27,10 @@ def compare_again(chat: Chat, reply: Reply) -> None:
     machine as busy; print both speeds, and whether the text is the same."""
     plainly = replace(reply.settings, strategy="autoregressive")
     drafted, plain = list[Tally](), list[Tally]()
-    began, run = time.perf_counter(), 0
-    while run == 0 or (run < MOST_RUNS and time.perf_counter() - began < SECONDS):
-        run += 1
+    end = time.perf_counter() + SECONDS
+    while not drafted or (len(drafted) < MOST_RUNS and time.perf_counter() < end):
         for settings, tallies in ((plainly, plain), (reply.settings, drafted)):
-            tallies.append(tally := _decode_again(chat, reply, settings, run))
+            tally = _decode_again(chat, reply, settings, len(drafted) + 1)
             if tally.reason in ("interrupted", "memory"):
                 chat.note("comparison stopped")
                 return
@@ -46,13 +43,17 @@ def compare_again(chat: Chat, reply: Reply) -> None:
                 )
                 screen.line(chat.console, why, "yellow")
                 return
-    rows = []
+            tallies.append(tally)
+    rows, count = [], counted(reply.tally.tokens, "token")
     for name, tallies in ((reply.settings.strategy, drafted), ("plain", plain)):
-        whole, one = total(tallies), tallies[0]
-        steps = f"{counted(one.steps, 'step')} for {counted(one.tokens, 'token')}"
-        rows.append((name, f"{whole.tokens_per_second:.1f} tok/s", steps))
+        speed = f"{total(tallies).tokens_per_second:.1f} tok/s"
+        rows.append((name, speed, f"{counted(tallies[0].steps, 'step')} for {count}"))
     chat.print_rows(rows)
-    chat.console.print(f"same text · {_describe_speedup(drafted, plain)}", style="bold")
+    rate = ratio(total(drafted).tokens_per_second, total(plain).tokens_per_second)
+    faster = f"{rate:.2f}× as fast as plain decoding ({counted(len(plain), 'run')} of each)"
+    if not plain[0].decode_seconds:  # a single step, which read the prompt too
+        faster = "too short to compare speeds"
+    chat.console.print(f"same text · {faster}", style="bold")
 
 
 def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tally:
@@ -72,18 +73,3 @@ def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tal
     finally:
         session.drafts = kept
     return tally
-
-
-def _describe_speedup(drafted: Sequence[Tally], plain: Sequence[Tally]) -> str:
-    """How many times as fast, and how far the runs are apart."""
-    rates = [
-        ratio(one.tokens_per_second, other.tokens_per_second)
-        for one, other in zip(drafted, plain, strict=True)
-        if one.decode_seconds and other.decode_seconds
-    ]
-    if not rates:  # a single step, which read the prompt too
-        return "too short to compare speeds"
-    spread = f"{min(rates):.2f} to {max(rates):.2f} in {len(rates)} runs"
-    if len(rates) == 1:
-        spread = "one run"
-    return f"{statistics.median(rates):.2f}× as fast as plain decoding ({spread})"

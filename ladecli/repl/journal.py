@@ -1,9 +1,8 @@
-"""Chats that are kept while they are held, for `--continue`: a line for every change."""
+"""Files of chats that are kept while they are held, for `--continue`."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from pathlib import Path
@@ -13,15 +12,15 @@ from platformdirs import user_state_path
 
 from .. import files
 from ..errors import UsageError
-from ..session.conversation import Conversation, from_json, model_of
+from ..session.conversation import Conversation, from_json
 
 KEPT = 100
 """Conversations that are kept; the oldest go first."""
 
 
 class Journal:
-    """A file of one conversation, which each change makes longer: whatever ends the program or the
-    machine, no more is lost than the last seconds.
+    """The file of one conversation, which each change replaces as a whole: whatever ends the
+    program or the machine, no more is lost than the last seconds.
     """
 
     def __init__(self) -> None:
@@ -30,37 +29,26 @@ class Journal:
     def begin(self) -> None:
         """Keep what follows in a file of its own."""
         # Several may begin at the same moment.  There is no file before the first message.
-        name = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{secrets.token_hex(4)}.jsonl"
+        name = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{secrets.token_hex(4)}.json"
         self.path = _folder() / name
         self._written = Conversation()
-        self._torn = False  # whether the last line may lack its end
 
     def record(self, conversation: Conversation, model: str) -> None:
         """Keep a conversation as it is now.
 
         Raises:
-            OSError: it cannot be written; the next time is a new try.
+            LadeError: it cannot be written; the next time is a new try.
         """
         new = not self.path.exists()
-        if self._torn:  # whether what was written last can be read is not known
-            self._written = Conversation()
-        elif conversation == self._written:
-            return
-        if new and not conversation.messages:
+        if conversation == self._written or (new and not conversation.messages):
             return
         if new:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for old in kept_files()[: -KEPT + 1]:
-                old.unlink(missing_ok=True)
-            self._written = Conversation()
-        line = conversation.as_change(self._written, model)
-        start = "\n" if self._torn else ""
-        self._torn = True
-        with open(self.path, "a", encoding="utf-8", errors="replace", opener=files.guarded) as file:
-            file.write(start + line)
-            file.flush()
-            os.fsync(file.fileno())
-        self._written, self._torn = conversation, False
+            with contextlib.suppress(OSError):  # writing says what is wrong
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for old in _kept_files()[: -KEPT + 1]:
+                    old.unlink(missing_ok=True)
+        files.write(self.path, conversation.as_json(model), "the chat in", private=True)
+        self._written = conversation
 
 
 class KeptChat(NamedTuple):
@@ -78,18 +66,9 @@ class KeptChat(NamedTuple):
 
 
 def newest() -> KeptChat:
-    """Return the newest conversation that was kept.
-
-    Raises:
-        UsageError: there is none, or its file is damaged.
-    """
-    for path in reversed(kept_files()):
-        try:
-            chat = _read(path)
-        except ValueError as error:
-            raise UsageError(f"{path} is not a saved chat ({error}); move it elsewhere") from None
-        if chat is not None:
-            return chat
+    """Return the conversation that was held last; UsageError if there is none."""
+    if chats := kept_chats():
+        return chats[0]
     raise UsageError("there is no conversation to continue; leave --continue out")
 
 
@@ -97,28 +76,14 @@ def kept_chats(own: Path | None = None) -> list[KeptChat]:
     """Return the conversations that were kept, the newest first; without one that another began
     with, without damaged files, and without the one in the file `own`."""
     chats: dict[Path, KeptChat] = {}
-    for path in reversed(kept_files()):
-        with contextlib.suppress(ValueError):
+    for path in reversed(_kept_files()):
+        with contextlib.suppress(ValueError, UsageError):
             chat = _read(path)
-            if chat is not None and not any(_begins(chat, other) for other in chats.values()):
+            messages = chat.conversation.messages
+            others = (other.conversation.messages for other in chats.values())
+            if messages and all(other[: len(messages)] != messages for other in others):
                 chats[path] = chat
     return [chat for path, chat in chats.items() if path != own]
-
-
-def _begins(chat: KeptChat, other: KeptChat) -> bool:
-    messages = chat.conversation.messages
-    return other.conversation.messages[: len(messages)] == messages
-
-
-def _read(path: Path) -> KeptChat | None:
-    """Return the conversation in a file, or None if no whole message was written to it; ValueError
-    if it is damaged."""
-    # A line that was cut short may end inside a character.
-    text = files.read_named(str(path), "chat").decode(errors="replace")
-    if "\n" not in text:
-        return None  # a full disk, or a kill, let no whole line in
-    chat = KeptChat(from_json(text), model_of(text), path.stat().st_mtime)
-    return chat if chat.conversation.messages else None
 
 
 def saved(name: str, own: Path | None = None) -> KeptChat:
@@ -135,23 +100,28 @@ def saved(name: str, own: Path | None = None) -> KeptChat:
                 " them"
             )
         return chats[int(name) - 1]
-    path, text = files.expanded(name), files.read_text(name)
     try:
-        return KeptChat(from_json(text), model_of(text), path.stat().st_mtime)
+        return _read(files.expanded(name))
     except ValueError as error:
-        if path.suffix == ".md":
-            fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
-            raise UsageError(f"{name} is not a saved chat: {fix}") from None
-        raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
+        fix = f"({error}); choose another file"
+        if name.endswith(".md"):
+            fix = "because a .md is for reading; /save NAME without .md keeps a chat to load"
+        raise UsageError(f"{name} is not a saved chat {fix}") from None
 
 
-def kept_files() -> list[Path]:
-    """The conversations that were kept, by when they were held last, the newest at the end."""
-    found = {}
-    for path in _folder().glob("*.json*"):
+def _read(path: Path) -> KeptChat:
+    """Return the conversation in a file; errors as for reading, and ValueError if it has none."""
+    chat = from_json(files.read_text(str(path)))
+    return KeptChat(chat.conversation, chat.model, path.stat().st_mtime)
+
+
+def _kept_files() -> list[Path]:
+    """Return the files of kept conversations; the one that was held last is at the end."""
+    times = {}
+    for path in _folder().glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another chat has just removed it
-            found[path] = path.stat().st_mtime_ns
-    return sorted(found, key=found.__getitem__)
+            times[path] = path.stat().st_mtime_ns
+    return sorted(times, key=times.__getitem__)
 
 
 def _folder() -> Path:

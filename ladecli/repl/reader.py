@@ -1,4 +1,4 @@
-"""Where the messages of a chat come from: a line editor by prompt-toolkit, or plain lines."""
+"""Readers of a chat's messages: a line editor by prompt-toolkit, or plain lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def quotes_open(text: str) -> bool:
 
 
 def unquote(text: str) -> str:
-    """A message without the quotes that held its lines together."""
+    """Return a message without the quotes that held its lines together."""
     stripped = text.strip()
     if stripped.count(QUOTES) == 2 and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
         return escape(stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
@@ -59,17 +59,17 @@ def unquote(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """A message as input that is no command: a space goes before what looks like one."""
+    """Return a message as input that is no command: a space goes before what looks like one."""
     return f" {text}" if text.startswith("/") or text in LEAVE else text
 
 
 def unescape(text: str) -> str:
-    """The message in an input."""
+    """Return the message in an input."""
     return text[1:] if escape(text[1:].rstrip()) == text.rstrip() else text
 
 
 def fitting(line: str, columns: int) -> str:
-    """A line of parts, the last of which go where a screen is too narrow for all of them."""
+    """Return a line of parts without the last ones if a screen is too narrow for all."""
     while cell_len(line) > columns and SEPARATOR in line:
         line = line.rpartition(SEPARATOR)[0]
     return line
@@ -80,7 +80,7 @@ class Reader:
 
     Args:
         stream: a pipe, or a terminal that cannot edit.
-        screen: takes the prompts where a user reads them; None on a pipe.
+        screen: takes the prompts, if a user reads them; None on a pipe.
     """
 
     edits = False
@@ -92,7 +92,7 @@ class Reader:
         self._screen = screen
 
     def read(self, unsent: str = "") -> str:
-        """The next message; one not sent yet is shown, or stands in the input to be edited.
+        """Return the next message; one not sent yet is shown, or stands in the input to be edited.
 
         Raises:
             EOFError: there is none any more.
@@ -117,11 +117,11 @@ class Reader:
         return line.rstrip("\r\n")
 
     def take_back(self) -> str:
-        """What was typed at a terminal and not read yet, which is not read any more."""
+        """Return the text that was typed at a terminal and not read yet; no message has it then."""
         return ""
 
     def watched(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """While a reply is shown: the function acts on the keys that have a meaning then."""
+        """Watch the keyboard while a reply is shown; the function acts on the keys until then."""
         return contextlib.nullcontext(lambda: None)
 
 
@@ -222,7 +222,7 @@ class TerminalReader(Reader):
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[[], None]]:
-        """The key for the colors acts at once; all others wait for the prompt."""
+        """See `Reader`: the key for the colors acts at once, and all others wait for the prompt."""
 
         def look() -> None:
             keys = self._input.read_keys()
@@ -241,13 +241,13 @@ class TerminalReader(Reader):
         return self._session.default_buffer.text.startswith("/")
 
     def _bar(self) -> str:
-        """The line below the input."""
+        """Return the line below the input."""
         if quotes_open(self._session.default_buffer.text):
             return f"{QUOTES} is open: close it to send"
         return fitting(self._trouble or self._toolbar(), self._output.get_size().columns)
 
     def _bindings(self) -> KeyBindings:
-        """Where keys differ from prompt-toolkit's own for inputs of several lines."""
+        """Return the keys that differ from prompt-toolkit's own for inputs of several lines."""
         keys = KeyBindings()
         # It takes codes of colors that are typed or pasted for a mouse, and fails.
         keys.add(Keys.Vt100MouseEvent)(lambda event: None)
@@ -266,10 +266,14 @@ class TerminalReader(Reader):
 
         @keys.add("c-x", "c-e")
         def edit(event: KeyPressEvent) -> None:
-            self._trouble = _editor_trouble()
-            if not self._trouble:
-                # Back to the prompt: a long message can be read once more before it is sent.
-                event.current_buffer.open_in_editor(validate_and_handle=False)
+            editors = [os.environ.get(name, "") for name in ("VISUAL", "EDITOR")]
+            try:
+                [*map(shlex.split, editors)]  # prompt-toolkit fails at what cannot be split
+            except ValueError as error:
+                self._trouble = f"VISUAL or EDITOR names no editor: {error}"
+                return
+            # Back to the prompt: a long message can be read once more before it is sent.
+            event.current_buffer.open_in_editor(validate_and_handle=False)
 
         @keys.add(TOGGLE_KEY)
         def toggle(event: KeyPressEvent) -> None:
@@ -280,7 +284,7 @@ class TerminalReader(Reader):
 
 
 def history_path() -> Path | None:
-    """The file of earlier messages, private to the user; None if it cannot be had."""
+    """Return the file of earlier messages, private to the user; None if it cannot be had."""
     path = user_state_path("lade", appauthor=False) / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,17 +292,6 @@ def history_path() -> Path | None:
             return path
     except OSError:
         return None
-
-
-def _editor_trouble() -> str:
-    """What is wrong with the variables that name an editor, which prompt-toolkit fails at."""
-    name = ""
-    try:
-        for name in ("VISUAL", "EDITOR"):
-            shlex.split(os.environ.get(name, ""))
-    except ValueError as error:
-        return f"{name} names no editor: {error}"
-    return ""
 
 
 def can_edit() -> bool:
@@ -325,8 +318,8 @@ def _whole_pastes(output: Output) -> Iterator[None]:
 def suppress_echo() -> Iterator[None]:
     """Do not echo what is typed while no prompt is there, which takes it later.
 
-    Ctrl-C stays a signal.  The terminal is given back as it was; where Ctrl-Z and `fg` have changed
-    it, it is set again.
+    Ctrl-C stays a signal.  The terminal is given back as it was, and set again if Ctrl-Z and `fg`
+    have changed it.
     """
     if os.name != "posix" or not can_edit():
         yield

@@ -39,7 +39,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "tex
 
 
 def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
-    """The request with one option changed.
+    """Return the request with one option changed.
 
     Args:
         request: the options until now.
@@ -64,7 +64,7 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         value = [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
         if option.key == "template_arg":  # one variable of the template after the other
             name = text.partition("=")[0]
-            others = [each for each in request.template_arg or () if each.partition("=")[0] != name]
+            others = [arg for arg in request.template_arg or () if arg.partition("=")[0] != name]
             value = [*others, text]
     else:
         try:
@@ -79,13 +79,8 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
     return changed
 
 
-def _key(argument: str) -> str:
-    """The name of a template's variable in KEY=VALUE."""
-    return argument.partition("=")[0]
-
-
 def find_live(name: str) -> Option:
-    """The option of this name, which a chat can change.
+    """Return the option of this name, which a chat can change.
 
     Raises:
         UsageError: there is none.
@@ -102,7 +97,7 @@ def find_live(name: str) -> Option:
 
 
 def find_option(name: str) -> Option:
-    """The option of this name; UsageError if there is none."""
+    """Return the option of this name; UsageError if there is none."""
     letter, name = f"-{name.lstrip('-')}", name.lstrip("-").replace("_", "-").lower()
     for option in options_of(ChatRequest).values():
         if option.name == name or option.flag == letter:
@@ -112,7 +107,7 @@ def find_option(name: str) -> Option:
 
 
 def values_of(name: str) -> Iterable[str]:
-    """The values of an option where they are few words; for completion."""
+    """Return the values of an option, if they are few words; for completion."""
     if name == "profile":
         return profiles.names()
     if name == "sources":
@@ -124,7 +119,7 @@ def values_of(name: str) -> Iterable[str]:
 
 
 def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
-    """A hint at the name that a misspelt word may mean; empty if none is near."""
+    """Return a hint at the name that a misspelt word may mean; empty if none is near."""
     names = list(names)
     longer = [name for name in names if word and name.startswith(word)]
     near = longer or difflib.get_close_matches(word, names, n=1, cutoff=0.65)
@@ -132,7 +127,7 @@ def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
 
 
 def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
-    """Value and origin of every option, by the names of their flags."""
+    """Return value and origin of every option, by the names of their flags."""
     request, settings = chat.request, chat.settings()
     values = asdict(request) | asdict(settings.sampling) | asdict(settings.lookahead)
     values |= {
@@ -144,7 +139,7 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         "stats": chat.shows_stats,
         "dtype": chat.session.loaded.spec.compute,
     }
-    base, found = chat.choice.base(request.wants_paper), {}
+    base, rows = chat.choice.base(request.wants_paper), {}
     for key, option in options_of(ChatRequest).items():
         name = option.name
         stated = name in _MODEL_DEFAULTS and chat.session.loaded.defaults.states(key)
@@ -157,12 +152,12 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
             origin = f"profile {chat.choice.profile}"
         elif name == "profile":
             origin = "fits this machine"
-        found[name] = (_spelt(values[key]), origin)
-    return found
+        rows[name] = (_spelt(values[key]), origin)
+    return rows
 
 
 def _spelt(value: object) -> str:
-    """A value as `/set` takes it."""
+    """Return a value as `/set` takes it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None or isinstance(value, tuple | list):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from textwrap import shorten
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, NonNegativeInt, ValidationError
 
-from ..decoder.tree import common_prefix
-from ..errors import counted, flaw
+from ..errors import flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
-"""Room that a reply needs, or an eighth of the context where that is less."""
+"""Room that a reply needs, or an eighth of the context if that is less."""
 FREED = 4
 """Once messages must be dropped, one part in this many of the context becomes free."""
 
@@ -30,7 +27,7 @@ class Message:
     reasoning: str | None = None  # what a model thought before it said the content
 
     def for_template(self) -> dict[str, str]:
-        """The message as chat templates take it; they decide what they want of old reasoning."""
+        """Return the message as chat templates take it; they decide about old reasoning."""
         thought = {} if self.reasoning is None else {"reasoning": self.reasoning}
         return {"role": self.role, "content": self.content, **thought}
 
@@ -54,25 +51,25 @@ class Conversation:
         return next((m.content for m in reversed(self.messages) if m.role == "user"), None)
 
     def asked(self, text: str) -> Conversation:
-        """With one more message of the user."""
+        """Return it with one more message of the user."""
         return replace(self, messages=(*self.messages, Message("user", text)))
 
     def answered(
         self, text: str, interrupted: bool = False, reasoning: str | None = None
     ) -> Conversation:
-        """With a reply of the model, and what it thought before."""
+        """Return it with a reply of the model, and the reasoning before that."""
         reply = Message("assistant", text, interrupted, reasoning or None)
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
-        """Up to the user's last message, which waits for a reply again."""
+        """Return it up to the user's last message, which waits for a reply again."""
         kept = len(self.messages)
         while kept and self.messages[kept - 1].role == "assistant":
             kept -= 1
         return self._cut(kept)
 
     def without_exchange(self) -> Conversation:
-        """Without the user's last message and the reply to it."""
+        """Return it without the user's last message and the reply to it."""
         return self._cut(max(len(self.without_reply().messages) - 1, 0))
 
     def _cut(self, kept: int) -> Conversation:
@@ -81,7 +78,7 @@ class Conversation:
         return replace(self, messages=self.messages[:kept], forgotten=forgotten)
 
     def with_room(self, count: Callable[[Conversation], int], limit: int) -> Conversation | None:
-        """The conversation itself where it leaves room for a reply, else one that forgets more.
+        """Return the conversation itself if it leaves room for a reply, else one that forgets more.
 
         The model has to read the rest again after that, so it frees room for several replies.
 
@@ -107,17 +104,12 @@ class Conversation:
         return fitting
 
     def for_template(self) -> list[dict[str, str]]:
-        """The messages that the model sees, as chat templates take them."""
+        """Return the messages that the model sees, as chat templates take them."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *(message.for_template() for message in self.seen)]
 
-    def summary(self, width: int) -> str:
-        """How many messages there are, and how the last one begins, in some characters."""
-        last = f": {shorten(self.messages[-1].content, width)}" if self.messages else ""
-        return counted(len(self.messages), "message") + last
-
     def as_markdown(self, model: str) -> str:
-        """All messages as a page for people."""
+        """Return all messages as a page for people."""
         parts = [f"# A chat with {model}"]
         if self.system is not None:
             parts.append(f"## System\n\n{self.system}")
@@ -126,18 +118,12 @@ class Conversation:
         return "\n\n".join(parts) + "\n"
 
     def as_json(self, model: str) -> str:
-        """All of it as the text of a chat file; `model` is a name for people."""
-        return _ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
-
-    def as_change(self, before: Conversation, model: str) -> str:
-        """A line of JSON that makes this conversation of the one before it."""
-        kept = common_prefix(self.messages, before.messages)
-        values = asdict(replace(self, messages=self.messages[kept:]))
-        return _ChatFile(model=model, kept=kept, **values).model_dump_json() + "\n"
+        """Return the text of its chat file; `model` is a name for people."""
+        return ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
 
 
 def as_parts(content: Any) -> Any:
-    """A text as a list of one typed part, for a field of messages in OpenAI's form."""
+    """Return a text as a list of one typed part, for a field of messages in OpenAI's form."""
     if not isinstance(content, str | list):
         raise ValueError("it must be text, or a list of parts")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -152,51 +138,29 @@ NotSupported: TypeAlias = Annotated[Any, AfterValidator(_refuse)]
 """A field of such messages that would be lost."""
 
 
-class _ChatFile(BaseModel):
-    """The JSON of a saved chat, or a line of one that is kept: what follows its first messages."""
+class ChatFile(BaseModel):
+    """The JSON of a chat that was saved or kept."""
 
     format: Literal["lade-chat"] = "lade-chat"
     version: Literal[1] = 1
-    model: str = ""
+    model: str = ""  # that it was held with last, as it was named
     system: str | None = None
     forgotten: NonNegativeInt = 0
-    kept: NonNegativeInt = 0
     messages: tuple[Message, ...]
 
-    def after(self, before: Conversation) -> Conversation:
-        """The conversation that this makes of another one."""
-        messages = (*before.messages[: self.kept], *self.messages)
-        return Conversation(self.system, messages, min(self.forgotten, len(messages)))
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation in it."""
+        return Conversation(self.system, self.messages, min(self.forgotten, len(self.messages)))
 
 
-def from_json(text: str) -> Conversation:
-    """The conversation in the text of a chat file, or in the whole lines of one that was kept.
+def from_json(text: str) -> ChatFile:
+    """Read the text of a chat file.
 
     Raises:
         ValueError: it is no chat file of this version; the message says what is wrong.
     """
-    found = Conversation()
-    for part in _saved(text):
-        found = part.after(found)
-    return found
-
-
-def model_of(text: str) -> str:
-    """The model that a chat was held with last, as it was named; "" where the file does not say.
-    Errors are those of `from_json`."""
-    return _saved(text)[-1].model
-
-
-def _saved(text: str) -> list[_ChatFile]:
     try:
-        return [_ChatFile.model_validate_json(text)]
+        return ChatFile.model_validate_json(text)
     except ValidationError as error:
-        wrong = flaw(error)
-    # A program that was killed, or a full disk, cuts lines short.
-    found = []
-    for line in text.split("\n"):  # texts may hold other separators
-        with contextlib.suppress(ValidationError):
-            found.append(_ChatFile.model_validate_json(line))
-    if not found:
-        raise ValueError(wrong)
-    return found
+        raise ValueError(flaw(error)) from None

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from ..options.answer import TemplateChoice
     from .chat_template import ChatMessage
     from .session import Session
-    from .text import Part
+    from .text import TextDelta
 
 MARKUP = 32
-"""Tokens that a chat template adds to a turn, at most, where room is estimated."""
+"""Tokens that a chat template adds to a turn at most, for estimates of room."""
 MORE_ROOM = "allow fewer new tokens, raise --max-context, or give shorter prompts"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was said before, and what the user will say."""
+    """A conversation until now, and the messages that the user will send."""
 
     id: str  # unique in a suite
     category: str
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def only_for_templates(self) -> list[str]:
-        """What would be lost without a chat template."""
+        """The names of what would be lost without a chat template."""
         calls = ["tool_calls"] if any("tool_calls" in message for message in self.start) else []
         return [*self.arguments, *calls]
 
@@ -54,7 +54,7 @@ class Row:
         return any(message["role"] in ("system", "developer") for message in self.start)
 
     def begun(self, system: str | None) -> list[ChatMessage]:
-        """The messages before the first turn; `system` is for rows without such a message."""
+        """Return the messages before the first turn; `system` is for rows without one."""
         if system is None or self.has_system:
             return [*self.start]
         return [{"role": "system", "content": system}, *self.start]
@@ -68,11 +68,11 @@ class Dialogue:
         row: what was said before, and the user's turns.
         system: message for a row that has none of its own.
         template: puts it into words; None for texts to continue.
-        new_tokens: for which the context must have room after each turn.
+        new_tokens: the room that the context must have after each turn.
 
     Attributes:
         template: the same, with the row's own arguments.
-        cut: why it ended before one of its turns; None where it did not.
+        cut: why it ended before one of its turns; None if it did not.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Dialogue:
         self._session, self._row, self._new_tokens = session, row, new_tokens
         self._start = row.begun(system)
 
-    def hold(self, answer: Callable[[int, list[int]], Part | None]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], TextDelta | None]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
 
         `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns
         what the model said; None ends the conversation.
         """
-        talk = self._start + self._asked(0)
+        talk = self._start + self._question(0)
         for number in range(1, self._row.answers + 1):
             try:
                 ids = self.first() if number == 1 else self._encoded(talk)
@@ -111,10 +111,10 @@ class Dialogue:
                 return
             thought = {"reasoning": said.reasoning} if said.reasoning else {}
             talk.append({"role": "assistant", "content": said.text, **thought})
-            talk += self._asked(number)
+            talk += self._question(number)
 
     def first(self) -> list[int]:
-        """The ids of the first prompt.
+        """Return the ids of the first prompt.
 
         Raises:
             UsageError, PromptError: it is empty or too long, or the template refuses it.
@@ -123,10 +123,10 @@ class Dialogue:
 
     @cached_property
     def _first(self) -> array[int]:
-        return array("q", self._encoded(self._start + self._asked(0)))
+        return array("q", self._encoded(self._start + self._question(0)))
 
-    def _asked(self, turn: int) -> list[ChatMessage]:
-        """The user's message of a turn, if the row has it."""
+    def _question(self, turn: int) -> list[ChatMessage]:
+        """Return the user's message of a turn, if the row has it."""
         return [{"role": "user", "content": text} for text in self._row.turns[turn : turn + 1]]
 
     @property

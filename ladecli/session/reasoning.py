@@ -1,4 +1,4 @@
-"""Reasoning told from the answer, in a stream of text: by schema, by channels, or by tags."""
+"""Splitters of reasoning and answer in a stream of text: by schema, by channels, or by tags."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .chat_template import REASONING_KEYS
-from .text import HIDDEN, Part, Splitter, Text, overlap
+from .text import HIDDEN, Splitter, Text, TextDelta, overlap
 
 TAGS = {
     "<think>": "</think>",
@@ -23,7 +23,7 @@ TAGS = {
     "<|channel>thought": "<channel|>",
     "◁think▷": "◁/think▷",
 }
-"""What models put around their reasoning, which comes before the answer."""
+"""Tags that models put around their reasoning, which comes before the answer."""
 CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 """Tokens of answers in channels, as gpt-oss has them: <|channel|>NAME<|message|>TEXT<|end|>."""
 FINAL = "final"
@@ -33,7 +33,7 @@ TAIL = 48
 
 
 def splitter(tokenizer: Any, prompt: Sequence[int]) -> Splitter:
-    """What tells the reasoning of an answer to a conversation, by what the tokenizer knows.
+    """Return the splitter for an answer to a conversation, by what the tokenizer knows.
 
     Args:
         tokenizer: of transformers.
@@ -48,8 +48,9 @@ def splitter(tokenizer: Any, prompt: Sequence[int]) -> Splitter:
     return ByTags(before)
 
 
-class _Parts:
-    """Collects parts, without blanks around the reasoning, nor before the answer after it."""
+class _Collector:
+    """Collects reasoning and answer, without blanks around the reasoning, nor before the answer
+    after it."""
 
     def __init__(self) -> None:
         self._reasoning = self._answer = ""  # not taken yet
@@ -79,11 +80,11 @@ class _Parts:
         if self._answered:
             self._answer += text
 
-    def take(self, ended: bool = False) -> Part:
-        """What was added since the last call."""
+    def take(self, ended: bool = False) -> TextDelta:
+        """Return the text that was added since the last call."""
         if ended and not self._answered:
             self._answer = self._lead
-        part = Part(self._reasoning, self._answer)
+        part = TextDelta(self._reasoning, self._answer)
         self._reasoning = self._answer = ""
         return part
 
@@ -91,29 +92,31 @@ class _Parts:
 class _ByMarks:
     """Tells reasoning by marks in the text, each of which may come in pieces."""
 
+    done = False
+
     def __init__(self, marks: Collection[str]) -> None:
         self._marks = marks  # those that mean something now
         self._held = Text()  # may be the start of one
-        self._parts = _Parts()
+        self._parts = _Collector()
 
-    def feed(self, text: Text) -> Part:
-        """As `Splitter.feed`."""
+    def feed(self, text: Text) -> TextDelta:
+        """See `Splitter.feed`."""
         held = self._held.joined(text)
         while self._marks and (
-            found := re.search("|".join(map(re.escape, self._marks)), held.written)
+            match := re.search("|".join(map(re.escape, self._marks)), held.written)
         ):
-            before, held = held.cut(found.start())
+            before, held = held.cut(match.start())
             self._place(before)
             if self._marks:
-                held = held.cut(len(found[0]))[1]
-                self._pass(found[0])
+                held = held.cut(len(match[0]))[1]
+                self._pass(match[0])
         unsure = max((overlap(held.written, mark) for mark in self._marks), default=0)
         certain, self._held = held.cut(len(held.written) - unsure)
         self._place(certain)
         return self._parts.take()
 
-    def flush(self) -> Part:
-        """As `Splitter.flush`."""
+    def flush(self) -> TextDelta:
+        """See `Splitter.flush`."""
         self._place(self._held)
         return self._parts.take(ended=True)
 
@@ -147,7 +150,7 @@ class ByTags(_ByMarks):
             return
         self._parts.answer(text.visible)
         if text.visible.strip():
-            self._marks = ()
+            self._marks, self.done = (), True
 
     def _pass(self, mark: str) -> None:
         self._reasons = not self._reasons
@@ -199,35 +202,37 @@ class BySchema:
         prompt: ids of the conversation.
     """
 
+    done = False
+
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         before = tokenizer.decode(list(prompt), skip_special_tokens=False)
         self._parser: Any = tokenizer.get_response_parser(prefix=before)
         self._special: set[str] = set()
-        self._parts = _Parts()
-        self._fed, self._found = "", False
+        self._parts = _Collector()
+        self._fed, self._has_fields = "", False
         self._follow(self._parser.initial_events)
         self._parts.take()
 
-    def feed(self, text: Text) -> Part:
-        """As `Splitter.feed`."""
-        for found in re.finditer(f"{HIDDEN}+", text.shown):
-            self._special.add(text.written[slice(*found.span())])
-        if not self._found:
+    def feed(self, text: Text) -> TextDelta:
+        """See `Splitter.feed`."""
+        for match in re.finditer(f"{HIDDEN}+", text.shown):
+            self._special.add(text.written[slice(*match.span())])
+        if not self._has_fields:
             self._fed += text.visible
         self._follow(self._parser.feed(text.written))
         return self._taken()
 
-    def flush(self) -> Part:
-        """As `Splitter.flush`."""
+    def flush(self) -> TextDelta:
+        """See `Splitter.flush`."""
         with contextlib.suppress(ValueError):  # a cut answer may lack what the schema requires
             self._follow(self._parser.finalize()[1])
         part = self._taken(ended=True)
-        # What fits into no field at all must not be lost.
-        return part if self._found else Part("", self._fed)
+        # Text that fits into no field at all must not be lost.
+        return part if self._has_fields else TextDelta("", self._fed)
 
-    def _taken(self, ended: bool = False) -> Part:
+    def _taken(self, ended: bool = False) -> TextDelta:
         part = self._parts.take(ended)
-        self._found = self._found or any(part)
+        self._has_fields = self._has_fields or any(part)
         return part
 
     def _follow(self, events: Sequence[dict[str, Any]]) -> None:

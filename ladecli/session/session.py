@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.ngram_model import Bigrams
 from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
-from ..decoder.events import Event
 from ..decoder.load import load_decoder
 from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
-from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
 from ..events import TextEvent
@@ -26,7 +24,7 @@ from ..profiles import Choice, measured
 from .chat_template import ChatMessage, ChatTemplate, text_of
 from .reasoning import splitter
 from .setup import Setup
-from .text import Part, TextStream, shortened, text_events, token_ids
+from .text import TextDelta, TextStream, shortened, text_events, token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +262,15 @@ class Session:
             return stated
         return stated | {closing}
 
-    def text_of(self, answer: Sequence[int], prompt: Sequence[int], settings: Settings) -> Part:
+    def text_of(
+        self, answer: Sequence[int], prompt: Sequence[int], settings: Settings
+    ) -> TextDelta:
         """The text of an answer's tokens, as `stream` would have made it in one go."""
         text = self._text_stream(prompt, settings)
         ends = (number for number, token in enumerate(answer, start=1) if text.feed(token))
         end = next(ends, len(answer))
         parts = [*text.take(answer[:end]), text.flush()]
-        return Part(*("".join(each) for each in zip(*parts, strict=True)))
+        return TextDelta(*("".join(each) for each in zip(*parts, strict=True)))
 
     def _text_stream(self, prompt: Sequence[int], settings: Settings) -> TextStream:
         """What makes text of an answer's tokens."""
@@ -310,49 +310,29 @@ class Session:
             if self.drafts.broken:
                 self._forget_drafts()
         settings, followers = self._prepared(settings), self.followers
+        sampling, processors = self.choosing(prompt, settings)
+        text = self._text_stream(prompt, settings)
+        # If no string ends the text, it is made while the device is at work on the next step.
+        should_stop = text.feed if any(self.stops(settings)) else None
         # Followers are only told about answers that use all ranks.
         together = followers is None or followers.takes_part(settings)
-        text = self._text_stream(prompt, settings)
-        # Where no string ends the text, it is made while the device is at work on the next step.
-        should_stop = text.feed if any(self.stops(settings)) else None
-        executor = self.executor if together else None
-        events = self._decode(prompt, settings, should_stop, detailed, executor)
-        # Estimates are of this machine, also if the user's profile is one of another.
-        curve = settings.lookahead.step_cost.measured(self.step_seconds)
-        cost = partial(self._cost, curve)
-        if followers is None or not together:
-            return text_events(events, text, cost, cancelled, contextlib.nullcontext())
-        answering = followers.answering(prompt, settings, self.drafts)
-        self._shared = text_events(events, text, cost, cancelled, answering)
-        return self._shared
-
-    def _decode(
-        self,
-        prompt: Sequence[int],
-        settings: Settings,
-        should_stop: Callable[[int], bool] | None,
-        detailed: bool,
-        executor: Executor | None,
-    ) -> Generator[Event]:
-        """Decode an answer as events of tokens; arguments as for `stream`."""
-        sampling, processors = self.choosing(prompt, settings)
-        return self.decoder.generate(
+        events = self.decoder.generate(
             prompt,
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
             sampling,
             Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), should_stop),
             processors,
             detailed=detailed,
-            executor=executor,
+            executor=self.executor if together else None,
             logprobs=settings.logprobs,
         )
-
-    @staticmethod
-    def _cost(curve: StepCost, width: int, context: int) -> float | None:
-        """What a step of `width` tokens costs after `context` tokens; see `TextStep`."""
-        if width > 1 and len(curve.widths) == 1:
-            return None
-        return curve.at(width, context)
+        # Estimates are of this machine, also if the user's profile is one of another.
+        curve = settings.lookahead.step_cost.measured(self.step_seconds)
+        if followers is None or not together:
+            return text_events(events, text, curve, cancelled, contextlib.nullcontext())
+        answering = followers.answering(prompt, settings, self.drafts)
+        self._shared = text_events(events, text, curve, cancelled, answering)
+        return self._shared
 
     def choosing(
         self, prompt: Sequence[int], settings: Settings

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import re
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
-from ..decoder.events import Event, Finished, PromptRead, Started, Step, StepNarrowed
+from ..decoder.events import Event, Finished, Started, Step
+from ..decoder.step_cost import StepCost
 from ..errors import LadeError, UsageError, one_line
-from ..events import Ended, Piece, Reason, TextEvent, TextStep
+from ..events import Ended, Piece, TextEvent, TextStep
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _UNSEEN = [*range(33), *range(127, 161), 173]
@@ -25,7 +27,7 @@ HIDDEN = "\ufdd0"
 
 
 def speller(tokenizer: Any) -> Callable[[int], str]:
-    """A function from a token id to its text, the space that starts a word included.
+    """Return a function from a token id to its text, the space that starts a word included.
 
     Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
     """
@@ -39,21 +41,21 @@ def speller(tokenizer: Any) -> Callable[[int], str]:
 
 
 def bytes_of(tokenizer: Any, token: int) -> bytes | None:
-    """The bytes that a token adds to a text, of which it may hold a part of a character; None where
-    its name does not tell."""
+    """Return the bytes that a token adds to a text, which may be a part of a character; None if its
+    name does not tell."""
     name = str(tokenizer.convert_ids_to_tokens(token))
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     state = b"" if decoder is None else bytes(decoder.__getstate__())
     if b"ByteFallback" in state:
-        found = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name)
-        return bytes.fromhex(found[1]) if found else None
+        match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name)
+        return bytes.fromhex(match[1]) if match else None
     if b"ByteLevel" in state and {*name} <= {*_LETTERS}:
         return bytes(map(_LETTERS.index, name))
     return None
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
-    """The ids of a text; `special` is whether with the special tokens that the tokenizer adds.
+    """Return the ids of a text; `special` adds the special tokens that the tokenizer has for it.
 
     Raises:
         UsageError: the tokenizer is damaged, or cannot encode this text.
@@ -137,7 +139,7 @@ class Detokenizer:
         while self._known and self._decode(self._known).startswith(REPLACEMENT):
             del self._known[0]
         self._new: list[int] = []
-        self._given = 0  # characters of the new tokens' text that were given already
+        self._passed = 0  # characters of the new tokens' text that were passed on
 
     def _decode(self, tokens: list[int]) -> str:
         try:
@@ -150,29 +152,29 @@ class Detokenizer:
         return text
 
     def feed(self, token: int) -> str:
-        """The text that is certain after one more token; may be empty."""
+        """Return the text that is certain after one more token; it may be empty."""
         self._new.append(token)
         return self._take(whole=False)
 
     def flush(self) -> str:
-        """The text of what was held back, complete or not."""
+        """Return the text that was held back, complete or not."""
         return self._take(whole=True)
 
     def _take(self, whole: bool) -> str:
-        """What the new tokens add to the text; with `whole` also half a character."""
+        """Return the text that the new tokens add; with `whole` also half a character."""
         before = self._decode(self._known)
         text = self._decode(self._known + self._new)[len(before) :]
         broken = text.endswith(REPLACEMENT * self.BROKEN)
-        start = self._given
+        start = self._passed
         if text.endswith(REPLACEMENT) and not (whole or broken):
             # Whole characters before half a one are certain.
-            self._given = max(len(text.rstrip(REPLACEMENT)), start)
-            return text[start : self._given]
+            self._passed = max(len(text.rstrip(REPLACEMENT)), start)
+            return text[start : self._passed]
         if text:
             self._known = self._new
         elif not before:  # such as a blank at the start, which is not shown
             self._known = [*self._known, *self._new][-self.CONTEXT :]
-        self._new, self._given = [], 0
+        self._new, self._passed = [], 0
         return text[start:]
 
 
@@ -184,74 +186,96 @@ class Text(NamedTuple):
 
     @classmethod
     def plain(cls, text: str) -> Text:
-        """Text of which all is shown."""
+        """Return text of which all is shown."""
         return cls(text, text)
 
     @classmethod
     def special(cls, text: str) -> Text:
-        """The text of a special token."""
+        """Return the text of a special token."""
         return cls(text, HIDDEN * len(text))
 
     def joined(self, other: Text) -> Text:
-        """This text with another one after it."""
+        """Return this text with another one after it."""
         return Text(self.written + other.written, self.shown + other.shown)
 
     def cut(self, at: int) -> tuple[Text, Text]:
-        """The text before a character, and that from it on."""
+        """Return the text before a character, and the text from it on."""
         before = Text(self.written[:at], self.shown[:at])
         return before, Text(self.written[at:], self.shown[at:])
 
     @property
     def visible(self) -> str:
-        """What is shown."""
+        """The text that is shown."""
         return self.shown.replace(HIDDEN, "")
 
 
 def overlap(text: str, mark: str) -> int:
-    """The length of the longest end of `text` that is a true start of `mark`."""
+    """Return the length of the longest end of `text` that is a true start of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length
     return 0
 
 
-class EndStrings:
-    """Tells whether a token ends a text: as with transformers' `generate(stop_strings=...)`, if a
-    stop string ends within it.
+class StopStrings:
+    """Ends a text at a stop string, and never shows a part of it.
 
-    What tokens add is compared byte by byte, since a stop string may begin or end inside a token,
-    in the prompt, in a special token, or beside bytes that are no character.
+    As with transformers' `generate(stop_strings=...)`, a token ends the text if a stop string ends
+    within it.  What tokens add is compared byte by byte, since a stop string may begin or end
+    inside a token, in the prompt, in a special token, or beside bytes that are no character.
 
     Args:
         tokenizer: of the text.
         prompt: the ids before it.
-        stops: stop strings.
+        stops: strings that end the text and are no part of it.
     """
 
     BASE = "abcdef"
     """A token is read after this, as in the middle of a text."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
-        self._stops = [stop.encode("utf-8", "surrogatepass") for stop in stops]
-        base = tokenizer(self.BASE, add_special_tokens=False)["input_ids"] if stops else []
+        self._tokenizer, self._stops = tokenizer, stops
+        self._bytes = [stop.encode("utf-8", "surrogatepass") for stop in stops]
+        base = tokenizer(self.BASE, add_special_tokens=False)["input_ids"]
         self._base = tokenizer.convert_ids_to_tokens(base)
         self._spell = speller(tokenizer)
-        longest = max(map(len, self._stops), default=0)
-        self._last = deque(map(self._added, prompt[-longest:] if stops else ()), longest)
+        longest = max(map(len, self._bytes))
+        self._last = deque(map(self._added, prompt[-longest:]), longest)
+        before = tokenizer.decode(list(prompt[-longest:]), skip_special_tokens=False)
+        self._held = Text.special(before[len(before) - self._open(before) :])
+        self._cut = False
 
-    def feed(self, token: int) -> bool:
-        """Take one token; true if it ends the text."""
-        if not self._stops:
-            return False
+    def feed(self, text: Text, token: int) -> tuple[Text, bool]:
+        """Take one token and its text; return the text that is certain not to belong to a stop
+        string, and whether the token completes one."""
         added = self._added(token)
         self._last.append(added)
-        text = b"".join(self._last)
-        known = len(text) - len(added)
-        return any(text.find(stop, max(known - len(stop) + 1, 0)) >= 0 for stop in self._stops)
+        ending = b"".join(self._last)
+        known = len(ending) - len(added)
+        ended = any(ending.find(stop, max(known - len(stop) + 1, 0)) >= 0 for stop in self._bytes)
+        if self._cut:
+            return Text(), ended
+        known, held = len(self._held.written), self._held.joined(text)
+        if ended:
+            # What ends before this text is the prompt's own.
+            searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
+            starts = [at for stop, first in searched if (at := held.written.find(stop, first)) >= 0]
+            self._cut = bool(starts)  # tokens may spell a stop string that no text of them has
+            self._held = Text()
+            return held.cut(min(starts))[0] if starts else held, True
+        certain, self._held = held.cut(len(held.written) - self._open(held.written))
+        return certain, False
+
+    def flush(self, text: Text) -> Text:
+        """Return the last text, after what was held back."""
+        return Text() if self._cut else self._held.joined(text)
+
+    def _open(self, text: str) -> int:
+        """Return how many characters at the end of a text may have begun a stop string."""
+        return max(overlap(text, stop) for stop in self._stops)
 
     def _added(self, token: int) -> bytes:
-        """The bytes that a token adds to a text."""
+        """Return the bytes that a token adds to a text."""
         if (named := bytes_of(self._tokenizer, token)) is not None:
             return named
         name = self._tokenizer.convert_ids_to_tokens(token)
@@ -263,74 +287,35 @@ class EndStrings:
         return text[text.find(self.BASE) + len(self.BASE) :].encode("utf-8", "surrogatepass")
 
 
-class StopStrings:
-    """Passes text through, and never shows a part of the stop string that ends it.
-
-    Args:
-        stops: strings that end the text and are no part of it.
-        before: the end of the prompt, with its special tokens.
-    """
-
-    def __init__(self, stops: Sequence[str], before: str = "") -> None:
-        self._stops = stops
-        self._held = Text.special(before[len(before) - self._open(before) :])
-        self._cut = False
-
-    def feed(self, text: Text, ended: bool) -> Text:
-        """The text that is certain not to belong to a stop string; may be empty.
-
-        Args:
-            text: that is new.
-            ended: whether a stop string ends in it.
-        """
-        if self._cut:
-            return Text()
-        known, held = len(self._held.written), self._held.joined(text)
-        if ended:
-            # What ends before this text is the prompt's own.
-            searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
-            starts = [at for stop, first in searched if (at := held.written.find(stop, first)) >= 0]
-            self._cut = bool(starts)  # tokens may spell a stop string that no text of them has
-            self._held = Text()
-            return held.cut(min(starts))[0] if starts else held
-        certain, self._held = held.cut(len(held.written) - self._open(held.written))
-        return certain
-
-    def flush(self) -> Text:
-        """What was held back, now that no more text comes."""
-        held, self._held = self._held, Text()
-        return held
-
-    def _open(self, text: str) -> int:
-        """The number of characters at the end of a text in which a stop string may have begun."""
-        return max((overlap(text, stop) for stop in self._stops), default=0)
-
-
-class Part(NamedTuple):
-    """What became certain of an answer: reasoning, and text after it."""
+class TextDelta(NamedTuple):
+    """The part of an answer that became certain: reasoning, and text after it."""
 
     reasoning: str = ""
     text: str = ""
 
 
 class Splitter(Protocol):
-    """Tells the reasoning of an answer from the rest."""
+    """Separates the reasoning of an answer from the rest."""
 
-    def feed(self, text: Text) -> Part:
-        """What is certain after more text."""
+    done: bool
+    """Whether everything from here on is the answer."""
 
-    def flush(self) -> Part:
-        """What was held back, now that no more text comes."""
+    def feed(self, text: Text) -> TextDelta:
+        """Return what is certain after more text."""
+
+    def flush(self) -> TextDelta:
+        """Return what was held back; no more text comes."""
 
 
 class TextStream:
-    """Tokens in, the certain text of each out: detokenizer and stop strings together.
+    """Turns tokens into text: the detokenizer alone, unless strings end the text or there may be
+    reasoning in it.
 
     Args:
         tokenizer: decodes ids.
         prompt: the ids before the stream.
-        stops: stop strings.
-        splitter: tells reasoning from the answer; None where all of it is the answer.
+        stops: strings that end the text.
+        splitter: separates reasoning from the answer; None if all of it is the answer.
     """
 
     def __init__(
@@ -341,109 +326,104 @@ class TextStream:
         splitter: Splitter | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        # Ids that may be special: they have a text that is not shown.
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._added = {*added, *getattr(tokenizer, "all_special_ids", ())}
         self._detokenizer = Detokenizer(tokenizer, prompt)
         stops = [stop for stop in stops if stop]
-        self._ends = EndStrings(tokenizer, prompt, stops)
-        longest = max(map(len, stops), default=0)
-        end = list(prompt[-longest:]) if longest else []
-        before = tokenizer.decode(end, skip_special_tokens=False)
-        self._stops = StopStrings(stops, before)
+        self._stops = StopStrings(tokenizer, prompt, stops) if stops else None
         self._splitter = splitter
-        self._pieces: list[Part] = []
+        self._deltas: list[TextDelta] = []
 
     def feed(self, token: int) -> bool:
-        """Take one token; true when a stop string is complete."""
-        ended = self._ends.feed(token)
-        self._pieces.append(self._split(self._stops.feed(self._text_of(token), ended)))
+        """Take one token, and return whether it completes a stop string."""
+        shown = self._detokenizer.feed(token)
+        if self._stops is None and self._splitter is None:
+            self._deltas.append(TextDelta(text=shown))
+            return False
+        # A special token has a text, too, which is not shown.
+        text, ended = Text.plain(shown), False
+        if token in self._special and not self._tokenizer.decode([token], skip_special_tokens=True):
+            special = self._tokenizer.decode([token], skip_special_tokens=False)
+            text = text.joined(Text.special(special))
+        if self._stops is not None:
+            text, ended = self._stops.feed(text, token)
+        self._deltas.append(self._split(text))
         return ended
 
-    def take(self, tokens: Sequence[int]) -> list[Part]:
-        """The text of each of some tokens; that of the last one may still be missing.
+    def take(self, tokens: Sequence[int]) -> list[TextDelta]:
+        """Return the text of each of some tokens; that of the last one may still be missing.
 
         Args:
             tokens: those fed since the last call, and others, which are fed now.
         """
-        for token in tokens[len(self._pieces) :]:
+        for token in tokens[len(self._deltas) :]:
             self.feed(token)
-        pieces, self._pieces = self._pieces, []
-        return pieces
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
-    def flush(self) -> Part:
-        """The text that was held back, at the end of the stream."""
-        rest = self._stops.feed(Text.plain(self._detokenizer.flush()), False)
-        part = self._split(rest.joined(self._stops.flush()))
+    def flush(self) -> TextDelta:
+        """Return the text that was held back, at the end of the stream."""
+        text = Text.plain(self._detokenizer.flush())
+        if self._stops is not None:
+            text = self._stops.flush(text)
+        delta = self._split(text)
         if self._splitter is None:
-            return part
-        held = self._splitter.flush()
-        return Part(part.reasoning + held.reasoning, part.text + held.text)
+            return delta
+        return TextDelta(*map(operator.add, delta, self._splitter.flush()))
 
-    def _split(self, text: Text) -> Part:
-        return self._splitter.feed(text) if self._splitter else Part("", text.visible)
+    @cached_property
+    def _special(self) -> set[int]:
+        """Ids that may have a text that is not shown."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return {*added, *getattr(self._tokenizer, "all_special_ids", ())}
 
-    def _text_of(self, token: int) -> Text:
-        """What is certain after one more token."""
-        text = Text.plain(self._detokenizer.feed(token))
-        if token not in self._added or self._tokenizer.decode([token], skip_special_tokens=True):
-            return text
-        special = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text.joined(Text.special(special))
+    def _split(self, text: Text) -> TextDelta:
+        if self._splitter is None:
+            return TextDelta(text=text.visible)
+        delta = self._splitter.feed(text)
+        if self._splitter.done:
+            self._splitter = None
+        return delta
 
 
 def text_events(
     events: Generator[Event],
     text: TextStream,
-    cost: Callable[[int, int], float | None],
+    curve: StepCost,
     cancelled: Callable[[], bool],
     answering: contextlib.AbstractContextManager[None],
 ) -> Generator[TextEvent]:
-    """Make events of text of those of tokens.
+    """Turn events with tokens into events with text.
 
     Args:
         events: of the decoder.
         text: takes the tokens.
-        cost: of a step of a width after a context; see `TextStep`.
+        curve: what steps cost.
         cancelled: asked after every step; true ends the answer as interrupted.
-        answering: a block around all of it.
+        answering: a context around all of it.
     """
-    length = 0
+    context = 0
     with answering, contextlib.closing(events):
         for event in events:
-            match event:
-                case Started():
-                    length = event.total
-                    yield event
-                case StepNarrowed() | PromptRead():
-                    yield event
-                case Step():
-                    yield _text_step(event, text, cost(event.width, length))
-                    length += len(event.tokens)
-                case Finished():
-                    yield _ended(event.reason, text)
-                    return
-            if cancelled():
-                yield _ended("interrupted", text)
+            if isinstance(event, Step):
+                known = event.width == 1 or len(curve.widths) > 1
+                deltas = text.take([token.id for token in event.tokens])
+                pairs = zip(deltas, event.tokens, strict=True)
+                yield TextStep(
+                    tuple([Piece(new.text, token.source, new.reasoning) for new, token in pairs]),
+                    tuple([token.id for token in event.tokens]),
+                    event.width,
+                    event.proposed,
+                    event.seconds,
+                    event.detail,
+                    event.times,
+                    curve.at(event.width, context) if known else None,
+                    tuple([token.logprobs for token in event.tokens if token.logprobs]),
+                )
+                context += len(event.tokens)
+            elif not isinstance(event, Finished):
+                context = event.total if isinstance(event, Started) else context
+                yield event
+            if isinstance(event, Finished) or cancelled():
+                rest = text.flush()
+                reason = event.reason if isinstance(event, Finished) else "interrupted"
+                yield Ended(reason, rest.text, rest.reasoning)
                 return
-
-
-def _text_step(step: Step, text: TextStream, cost: float | None) -> TextStep:
-    parts = text.take([token.id for token in step.tokens])
-    pairs = zip(parts, step.tokens, strict=True)
-    return TextStep(
-        pieces=tuple([Piece(part.text, each.source, part.reasoning) for part, each in pairs]),
-        token_ids=tuple([token.id for token in step.tokens]),
-        width=step.width,
-        proposed=step.proposed,
-        seconds=step.seconds,
-        detail=step.detail,
-        times=step.times,
-        cost=cost,
-        logprobs=tuple([each.logprobs for each in step.tokens if each.logprobs is not None]),
-    )
-
-
-def _ended(reason: Reason, text: TextStream) -> Ended:
-    rest = text.flush()
-    return Ended(reason, rest.text, rest.reasoning)

@@ -100,8 +100,8 @@ class StepView:
                 break
         line = _line(counted(len(step.token_ids), "token"), "bold")
         line.append(f" · width {step.width} · {step.seconds * 1000:.1f} ms")
-        if this := tally.speedup_of_last(1):
-            line.append(f" · {speed_up(tally, this)} plain")
+        if self.number > 1 and step.cost:
+            line.append(f" · {speed_up(tally, len(step.token_ids) / step.cost)} plain")
         line.append(f" · so far {tally.tokens_per_step:.2f} tokens per step")
         return line.append(f", {speed_up(tally, tally.speedup)}" if tally.speedup else "")
 

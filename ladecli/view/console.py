@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -13,16 +13,7 @@ from ..errors import printable
 
 class SafeConsole(Console):
     """A console that prints nothing that drives the terminal, whatever names and texts hold; and
-    that leaves a closed pipe to its caller, instead of ending the program.
-
-    Args:
-        paged: whether lines end at its width also when it is no terminal.
-        options: as for Rich.
-    """
-
-    def __init__(self, *, paged: bool = False, **options: Any) -> None:
-        super().__init__(**options)
-        self.paged = paged
+    that leaves a closed pipe to its caller, instead of ending the program."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

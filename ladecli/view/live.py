@@ -107,7 +107,7 @@ class LiveView:
 def reply_view(
     terminal: Terminal, tally: Tally, renderer: MarkdownRenderer, max_context: int = 0
 ) -> View:
-    """The live view, or a plain writer where stdout cannot be drawn on; arguments as for those."""
+    """Return the live view, or a plain writer if stdout cannot be drawn on."""
     if terminal.quiet or not sys.stdout.isatty() or is_dumb():
         return terminal.writer(renderer.colours, renderer.reasoning)
     # "never" takes the colours away, and must not take the cursor's movements with them.

@@ -7,12 +7,9 @@ before their line has ended.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable
-from functools import partial
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
 
 from rich.cells import chop_cells
 from rich.console import Console
@@ -21,9 +18,6 @@ from rich.text import Text
 from ..errors import printable
 from ..events import Piece
 from ..visualize import Sections, style_of
-
-if TYPE_CHECKING:
-    from pygments.lexer import Lexer
 
 TAB = 4
 """Cells between tab stops, as code in replies expects them."""
@@ -43,30 +37,10 @@ _INLINE = re.compile(
 )
 _EMPHASIS = {1: "italic", 2: "bold", 3: "bold italic"}
 
-# The terminal's own colours, without those that vanish on black or on white.
-_CODE_STYLES = {
-    "Comment": "dim italic",
-    "Keyword": "magenta",
-    "Keyword.Type": "cyan",
-    "Keyword.Constant": "cyan",
-    "Operator.Word": "magenta",
-    "Name.Builtin": "cyan",
-    "Name.Function": "bold",
-    "Name.Class": "bold",
-    "Name.Tag": "magenta",
-    "Name.Attribute": "cyan",
-    "Name.Decorator": "magenta",
-    "Literal.Number": "cyan",
-    "Literal.String": "green",
-    "Generic.Deleted": "red",
-    "Generic.Inserted": "green",
-}
-_MAX_STATES = 200
-"""Nested states of a lexer; broken code can make it push without end."""
 _LONGEST = 5000
 """Characters of a line that are set together: setting them again and again costs their square."""
 _WRAPPER = Console()
-"""What Rich's wrapping asks for, and uses for justified text alone."""
+"""A console that Rich's wrapping asks for, and uses for justified text alone."""
 
 
 class MarkdownRenderer:
@@ -88,7 +62,6 @@ class MarkdownRenderer:
         self._line: list[Piece] = []  # not ended yet
         self._start = 0  # characters of it that are in complete rows
         self._fence = ""  # the opening fence, in code
-        self._highlighter: Highlighter | None = None
 
     def feed(self, pieces: Iterable[Piece], width: int) -> tuple[list[Text], Text]:
         """Add text; returns the rows that it completed, and the unfinished one.
@@ -134,12 +107,9 @@ class MarkdownRenderer:
     def _end_line(self, width: int) -> list[Text]:
         rows, plain = self._rows(width), self._plain()
         if self._closes(plain):
-            self._fence, self._highlighter = "", None
-        elif self._highlighter:
-            self._highlighter.style(Text(plain), ended=True)
+            self._fence = ""
         elif not self._fence and not self._dim and (opening := _opening(plain)):
             self._fence = opening[1]
-            self._highlighter = Highlighter.of(opening[2])
         self._line, self._start = [], 0
         return rows
 
@@ -191,23 +161,17 @@ class MarkdownRenderer:
         line = Text(no_wrap=True)
         for piece in self._line:
             line.append(piece.text, style_of(piece.source) if self.colours else None)
-        if self._dim:
+        if self._dim or (self.markdown and self._closes(line.plain)):
             line.stylize("dim")
-        elif self.markdown:
-            self._style_code(line) if self._fence else self._style_prose(line)
+        elif self.markdown and not self._fence:
+            self._style_prose(line)
         line.expand_tabs(TAB)
         return line
-
-    def _style_code(self, line: Text) -> None:
-        if self._closes(line.plain):
-            line.stylize("dim")
-        elif self._highlighter and not self.colours:
-            self._highlighter.style(line)
 
     def _style_prose(self, line: Text) -> None:
         lead = _LEAD.match(line.plain)
         assert lead is not None
-        # Colours are those of sources, where they are shown.
+        # If sources have colours, nothing else has.
         line.stylize("bold" if self.colours else "bold magenta", *lead.span("items"))
         if lead["quote"]:
             line.stylize("dim", *lead.span("quote"))
@@ -243,56 +207,3 @@ def _opening(plain: str) -> re.Match[str] | None:
     """The fence and the language of a line that opens code."""
     lead = _LEAD.match(plain)
     return _FENCE.match(plain, lead.end()) if lead else None
-
-
-# Code.
-
-
-class Highlighter:
-    """Styles code line by line, at a cost that depends on the line alone.
-
-    The state of Pygments' regular-expression lexers is kept from line to line, so a string over
-    several lines stays one; other lexers start anew with each line.
-
-    Args:
-        lexer: of the language.
-    """
-
-    def __init__(self, lexer: Lexer) -> None:
-        self._lexer = lexer
-        self._stack = ["root"]
-
-    @classmethod
-    def of(cls, info: str) -> Highlighter | None:
-        """The highlighter for what follows an opening fence; None if its language is unknown."""
-        from pygments.lexers import get_lexer_by_name
-        from pygments.util import ClassNotFound
-
-        name = re.match(r"[\s{.]*([\w+#.-]+)", info)
-        try:
-            return cls(get_lexer_by_name(name[1].lower())) if name else None
-        except (ClassNotFound, ImportError):
-            return None
-
-    def style(self, line: Text, ended: bool = False) -> None:
-        """Style a line; after one that has ended, the next goes on in the state that it leaves."""
-        from pygments.lexer import ExtendedRegexLexer, LexerContext, RegexLexer
-
-        context = LexerContext(line.plain + "\n", 0, list(self._stack))
-        found = self._lexer.get_tokens_unprocessed
-        if type(self._lexer).get_tokens_unprocessed is RegexLexer.get_tokens_unprocessed:
-            # This class's loop is the one that takes and gives back a stack of states.
-            found = partial(ExtendedRegexLexer.get_tokens_unprocessed, self._lexer, context=context)
-        with contextlib.suppress(Exception):  # lexers are many and old; none may break a reply
-            for start, kind, value in found(context.text):
-                line.stylize(_code_style(kind), start, start + len(value.rstrip("\n")))
-        if ended:
-            self._stack = context.stack if len(context.stack) <= _MAX_STATES else ["root"]
-
-
-def _code_style(kind: object) -> str:
-    """The style of a token of Pygments, or of the kind that it is one of."""
-    name = str(kind).removeprefix("Token.")
-    while name and name not in _CODE_STYLES:
-        name = name.rpartition(".")[0]
-    return _CODE_STYLES.get(name, "")

@@ -1,6 +1,6 @@
 """Lines, tables and findings on a console: as wide as a screen, and on a pipe with every row whole.
 
-Colours are another matter: a pipe has them where the user wants them, and no width even then.
+Colours are another matter: a pipe has them if the user wants them, and no width even then.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from .terminal import PIPE
+
 NONE = "-"
-"""What stands where there is no figure."""
-WIDE = 10_000
-"""Columns of a pipe: more than any row has, so that none is folded."""
+"""The sign for a figure that there is not."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
 _LOOKS = {OK: ("+", ""), NOTE: ("-", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("x", "red")}
@@ -33,7 +33,7 @@ class Column:
 
     title: str
     number: bool = True  # whether it holds numbers, which end at its right side
-    weight: int = 0  # the greatest is left out first where there is no room; 0 always stays
+    weight: int = 0  # if there is no room, the greatest is left out first; 0 always stays
     note: str = ""  # what it holds, for the footnote
 
 
@@ -80,15 +80,9 @@ class Finding:
     fix: str | None = None
 
 
-def is_screen(console: Console) -> bool:
-    """Whether lines end at the console's width, with colours or without."""
-    return console.file.isatty() or getattr(console, "paged", False)
-
-
 def line(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: no markup in it, nothing highlighted, and on a pipe unbroken."""
-    soft = not is_screen(console)
-    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=soft)
+    """Print a line as it is: no markup in it, and nothing highlighted."""
+    console.print(text, style=style, markup=False, highlight=False, emoji=False)
 
 
 def show(part: RenderableType, console: Console) -> None:
@@ -96,11 +90,10 @@ def show(part: RenderableType, console: Console) -> None:
     if console.file.isatty():
         console.print(part)
         return
-    options = console.options.update(width=console.width if is_screen(console) else WIDE)
-    for segments in console.render_lines(part, options, pad=False):
-        row = Text.assemble(*((each.text, each.style or "") for each in segments))
+    for segments in console.render_lines(part, pad=False):
+        row = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
         row.rstrip()
-        console.print(row, soft_wrap=True)
+        console.print(row)
 
 
 def print_rows(console: Console, rows: Iterable[Sequence[RenderableType]]) -> None:
@@ -118,9 +111,9 @@ def print_table(table: Table, console: Console) -> set[str]:
     Returns:
         The titles of the columns that were left out: those of the greatest weight.
     """
-    kept, unlimited = list(range(len(table.columns))), console.options.update(max_width=WIDE)
+    kept, unlimited = list(range(len(table.columns))), console.options.update(max_width=PIPE)
     names = max(console.width // 3, _NAMES)
-    while is_screen(console) and len(kept) > 1:
+    while len(kept) > 1:
         weight = max(table.columns[number].weight for number in kept)
         needed = Measurement.get(
             console, unlimited, _rich_table(table.of_columns(kept), names)
@@ -141,15 +134,15 @@ def _rich_table(table: Table, names: int | None = None) -> RichTable:
 
     Names are folded at `names` cells, if that is given.
     """
-    found = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in table.columns:
         if column.number:
-            found.add_column(Text(column.title), justify="right", no_wrap=True)
+            grid.add_column(Text(column.title), justify="right", no_wrap=True)
         else:
-            found.add_column(Text(column.title, no_wrap=True), overflow="fold", max_width=names)
+            grid.add_column(Text(column.title, no_wrap=True), overflow="fold", max_width=names)
     for row in table.rows:
-        found.add_row(*map(Text, row))
-    return found
+        grid.add_row(*map(Text, row))
+    return grid
 
 
 def level_style(level: str) -> str:

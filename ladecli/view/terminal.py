@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ..visualize import Writer
 
+PIPE = 10_000
+"""Columns of a pipe: more than any line has, so that none is broken."""
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
 
@@ -49,20 +51,18 @@ class Terminal:
     def console(
         self, stream: TextIO, *, is_terminal: bool | None = None, columns: int | None = None
     ) -> Console:
-        """A console on a stream, with or without colours as the user asked.
+        """Return a console on a stream, with or without colours as the user asked.
 
         Args:
-            stream: where to.
+            stream: takes the output.
             is_terminal: whether it takes control sequences; None for what the colours need.
             columns: of a stream that is no terminal; None to leave its lines whole.
         """
         from .console import SafeConsole
 
         choice = {"always": True, "never": False}.get(self.color)
-        paged = columns is not None and not stream.isatty()
         return SafeConsole(
-            paged=paged,
-            width=columns if paged else None,
+            width=None if stream.isatty() else columns or PIPE,
             file=stream,
             force_terminal=choice if is_terminal is None else is_terminal,
             no_color=None if choice is None else not choice,
@@ -72,7 +72,7 @@ class Terminal:
         )
 
     def writer(self, colours: bool = True, reasoning: bool = False) -> Writer:
-        """The writer for what stdout is: a terminal with colours, one without, or no terminal.
+        """Return the writer for stdout: a terminal with colours, one without, or no terminal.
 
         Args:
             colours: whether tokens have those of their sources.
@@ -83,15 +83,15 @@ class Terminal:
         from ..visualize import Writer
 
         is_terminal, console = sys.stdout.isatty(), self.console(sys.stdout)
-        wanted = self.color == "always" or (self.color == "auto" and is_terminal)
+        coloured = self.color == "always" or (self.color == "auto" and is_terminal)
         plain = console.no_color or console.legacy_windows  # which knows no escape codes
-        if colours and wanted and console.color_system and not plain:
+        if colours and coloured and console.color_system and not plain:
             colors = COLOR_SYSTEMS[console.color_system]
             return Writer(sys.stdout, safe=True, colors=colors, reasoning=reasoning)
         return Writer(sys.stdout, safe=is_terminal, reasoning=reasoning)
 
     def say(self, *lines: str) -> None:
-        """Notices on stderr."""
+        """Print notices on stderr."""
         if not self.quiet:
             for line in lines:
                 tell(line)
@@ -104,12 +104,11 @@ class Terminal:
         if not tally.tokens:
             return
         console = self.console(sys.stderr)
-        width = console.width if console.is_terminal else sys.maxsize
-        console.print(statistics_line(tally, width, colours), soft_wrap=not console.is_terminal)
+        console.print(statistics_line(tally, console.width, colours))
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
-        """A spinner on stderr, if that is a terminal, while something takes long.
+        """Show a spinner on stderr, if that is a terminal, while something takes long.
 
         Yields:
             A function that takes the stage which has begun, in some words.
@@ -127,7 +126,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar on stderr, if that is a terminal that can redraw, with the time that is left.
+        """Show a bar on stderr, if that is a terminal that can redraw, with the time that is left.
 
         It is drawn by its caller's thread: another one would take its time from what is measured.
 
@@ -162,12 +161,12 @@ def handling(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signals: signal.Signals
 ) -> Iterator[None]:
     """Let something else than until now handle signals within a block."""
-    before = {each: signal.signal(each, handler) for each in signals}
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
-        for each, earlier in before.items():
-            signal.signal(each, earlier)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def tidying_up() -> contextlib.AbstractContextManager[None]:
@@ -184,8 +183,8 @@ def tidying_up() -> contextlib.AbstractContextManager[None]:
 
 def heeded(*names: str) -> list[signal.Signals]:
     """The signals of these names, without those that are ignored or that this system lacks."""
-    known = (each for each in signal.Signals if each.name in names)
-    return [each for each in known if signal.getsignal(each) != signal.SIG_IGN]
+    known = (number for number in signal.Signals if number.name in names)
+    return [number for number in known if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager

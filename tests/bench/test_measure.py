@@ -11,7 +11,7 @@ from ladecli.bench.measure import TRIES, Measurement
 from ladecli.bench.result import STOCK_COMPILED, Method
 from ladecli.bench.runners import Answer
 from ladecli.errors import LadeError
-from ladecli.session.text import Part
+from ladecli.session.text import TextDelta
 from ladecli.specs.device import Device
 
 DEVICE = Device("cpu", "cpu", "Test CPU")
@@ -26,7 +26,7 @@ class FakeTask:
     def first(self) -> list[int]:
         return [1, 2, 3]
 
-    def hold(self, answer: Callable[[int, list[int]], Part]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], TextDelta]) -> None:
         for turn in range(1, self._turns + 1):
             answer(turn, [1] * turn)
 
