@@ -10,7 +10,6 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..decoder.model import families
 from ..errors import LoadError, counted
 from ..options.commands import ModelsRequest
 from ..specs import adapters, device, hub, memory, model_files
@@ -110,8 +109,8 @@ def _describe(cached: CachedModel, free: int) -> ListedModel:
             return replace(model, note="config.json names no model_type")
     except LoadError as error:
         return replace(model, note=str(error).removeprefix(str(folder)).lstrip(": "))
-    if why := families.refusal(config):
-        return replace(model, note=f"not supported: {why}")
+    if getattr(config, "is_encoder_decoder", False):
+        return replace(model, note="not supported: it is an encoder-decoder")
     needed = _needed(config, folder)
     if needed is None:
         return model
@@ -125,7 +124,7 @@ def _needed(config: Config, folder: Path) -> int | None:
     try:
         heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
         size = getattr(text, "head_dim", text.hidden_size // text.num_attention_heads)
-        numbers = 2 * text.num_hidden_layers * heads * size * CONTEXT
+        numbers: int = 2 * text.num_hidden_layers * heads * size * CONTEXT
     except AttributeError:
         return None
     return sum(path.stat().st_size for path in model_files.weight_files(folder)) + 2 * numbers
