@@ -18,8 +18,8 @@ from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, MethodRunner, Stopped
 from .tasks import BenchTask
 
-WARM_UP = 16
-"""Steps that every method makes before anything is timed."""
+WARM_UPS, WARM_UP = 3, 16
+"""Texts that every method begins before anything is timed, and the steps of each."""
 PROMPT = 256
 """Tokens of a prompt to warm up with."""
 TRIES = 4
@@ -30,8 +30,7 @@ class Measurement:
     """Lets methods take turns on tasks.
 
     `cancelled` is called after every step, and true ends the measurement; `progress` is called with
-    the number of runs that were done since the last call; `announce`, after the first task, with
-    the seconds that the others will take.
+    the number of runs that were done since the last call.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class Measurement:
         device: Device,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None] = lambda _runs: None,
-        announce: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self.runs: list[Run] = []  # in the order of time, as are `failures`
         self.failures: list[Failure] = []
@@ -50,7 +48,7 @@ class Measurement:
         self._runners = list(runners)
         self._device = device
         self._cancelled = cancelled
-        self._progress, self._announce = progress, announce
+        self._progress = progress
         # By method and part of a step, the seconds of all steps after the first.
         self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
 
@@ -64,11 +62,8 @@ class Measurement:
             self._warm_up(tasks[0].first()[:PROMPT])
             began = time.perf_counter()
             order = random.Random(0)  # the same in every benchmark
-            for number, (repeat, task) in enumerate(product(range(1, repeats + 1), tasks)):
+            for repeat, task in product(range(1, repeats + 1), tasks):
                 self._round(task, repeat, order.sample(self._runners, len(self._runners)))
-                if number == 0:
-                    rest = repeats * len(tasks) - 1
-                    self._announce(rest * (time.perf_counter() - began))
         except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:
@@ -86,8 +81,11 @@ class Measurement:
         return tuple(found)
 
     def _warm_up(self, prompt: list[int]) -> None:
-        """Let every method make a few steps, which are not timed."""
-        for runner in self._runners:
+        """Let every method make a few steps, which are not timed.
+
+        The first text of compiled steps compiles them, and on a GPU the next ones capture them.
+        """
+        for runner in [each for each in self._runners for _ in range(WARM_UPS)]:
             runner.begin()
             steps = count(1)
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, TypeAdapter
 
 from ..decoder.config import LookaheadConfig, SamplingConfig
-from ..specs.memory import format_bytes
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -213,24 +212,6 @@ class Result:
     skipped: tuple[Skipped, ...] = ()
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
-
-    @property
-    def circumstances(self) -> dict[str, Mapping[str, Any]]:
-        """What could explain the figures: groups of names and values, methods by their names."""
-        asked, machine = asdict(self.conditions), asdict(self.machine)
-        return {
-            "run": {
-                "command": asked.pop("command"),
-                "created": self.created,
-                "seconds": self.seconds,
-            },
-            "version": machine.pop("versions"),
-            "machine": {**machine, "memory": format_bytes(self.machine.memory)},
-            "model": asdict(self.model),
-            "sampling": asked.pop("sampling"),
-            "asked": {**asked, "prompts measured": len({run.row for run in self.runs})},
-            **{method.name: method.settings for method in self.methods},
-        }
 
     @property
     def categories(self) -> tuple[str, ...]:

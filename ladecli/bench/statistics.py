@@ -39,7 +39,6 @@ class Figures:
     first_seconds: float
     step_median: float | None  # seconds, without the first steps
     speedup: Speedup | None  # over the baseline, on the rows that both have
-    peak_memory: int | None  # bytes
     equal: int
     compared: int
 
@@ -67,7 +66,6 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
                 first_seconds=statistics.median(run.first_seconds for run in runs),
                 step_median=statistics.median(steps) if steps else None,
                 speedup=None if itself else speedup(runs, baseline),
-                peak_memory=max(run.peak_memory or 0 for run in runs) or None,
                 equal=equal,
                 compared=compared,
             )
