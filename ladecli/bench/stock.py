@@ -68,7 +68,7 @@ class StockRunner:
         given: dict[str, Any] = {}
         if self._cache is not None:
             if (needed := length + config.max_new_tokens) > self._room:
-                self._make_cache(needed)
+                self._make_cache(needed + needed // 4)  # others may be a little longer still
             self._cache.reset()
             given = {GENERATE_CACHE: self._cache, "compile_config": compile_config()}
         stops = self._session.stops(settings)

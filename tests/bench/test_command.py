@@ -201,7 +201,7 @@ def test_ctrl_c_keeps_what_was_measured(
     asked = count(1)
 
     def press(_: str) -> None:
-        if next(asked) == 6:
+        if next(asked) == 10:
             for _ in range(presses):
                 signal.raise_signal(signal.SIGINT)
 
@@ -212,5 +212,5 @@ def test_ctrl_c_keeps_what_was_measured(
     assert "Interrupted" in done.out
     half = json.loads((tmp_path / "half.json").read_text())
     assert half["interrupted"]
-    # Two answers were the warm-up, and the last one was broken off.
+    # Six answers were the warm-up, and the last one was broken off.
     assert len(half["runs"]) == 3
