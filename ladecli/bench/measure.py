@@ -74,7 +74,7 @@ class Measurement:
         """The time of a step by its parts, of every method of which they are known."""
         found = []
         for name, parts in self._parts.items():
-            steps = sum(len(run.step_seconds) for run in self.runs if run.method == name)
+            steps = sum(len(run.step_seconds) for run in self.runs if run.contender == name)
             if parts and steps:
                 seconds = {part: total / steps for part, total in parts.items()}
                 found.append(TimeSpent(name, steps, seconds))
@@ -102,7 +102,7 @@ class Measurement:
         """One task for all methods, in an order."""
         for runner in order:
             name = runner.method.name
-            if not any((each.method, each.row) == (name, task.id) for each in self.failures):
+            if not any((each.contender, each.row) == (name, task.id) for each in self.failures):
                 try:
                     self._hold(runner, task, repeat)
                 except Stopped:
@@ -122,7 +122,7 @@ class Measurement:
             watch_peak(self._device)
             answered = runner.answer(prompt, self._cancelled).whole()
             run = Run(
-                method=runner.method.name,
+                contender=runner.method.name,
                 row=task.id,
                 category=task.category,
                 turn=turn,
@@ -157,7 +157,7 @@ class Measurement:
         finally:
             for run, answered in done:
                 self.runs.append(run)
-                self._parts[run.method].update(answered.parts)
+                self._parts[run.contender].update(answered.parts)
 
 
 def digest(ids: Sequence[int]) -> str:

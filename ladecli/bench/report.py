@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +94,7 @@ def document(result: Result) -> Document:
     overall = figures_of(result)
     tables = [_speeds(result, overall)] if overall else []
     tables += _categories(result)
-    failures = [(_label(each.method), each.row, each.error) for each in result.failures]
+    failures = [(_label(each.contender), each.row, each.error) for each in result.failures]
     skipped = [(each.row, each.reason) for each in result.skipped]
     texts: dict[str, tuple[Sequence[str], list[tuple[str, ...]]]] = {
         "Failed": (("method", "row", "error"), [*failures]),
@@ -107,7 +107,7 @@ def document(result: Result) -> Document:
             columns = tuple(Column(name, number=False) for name in names)
             tables.append(Table(title, columns, cells))
     return Document(
-        title=f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
+        title=f"{_clean(result.model['name'])} on {_clean(result.machine['device'])}",
         headline=tuple(_headline(result, overall)),
         caveats=tuple(_caveats(result)),
         tables=tuple(tables),
@@ -116,7 +116,7 @@ def document(result: Result) -> Document:
 
 def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
     """Say how fast lookahead is, or the fastest of our methods, and whether the texts are equal."""
-    strategies = {method.name: method.strategy for method in result.methods}
+    strategies = {method.name: method.strategy for method in result.contenders}
     ours = [e for e in overall if e.method not in (result.reference, PLAIN, *_LABELS)]
     if not (chosen := ours or overall):
         return
@@ -188,7 +188,7 @@ def _categories(result: Result) -> Iterator[Table]:
     """Yield figures by category, or by length in a sweep over contexts."""
     if len(result.categories) < 2:
         return
-    what = "context" if "context" in result.conditions.sweep else "category"
+    what = "context" if "context" in result.conditions["sweep"] else "category"
     titles: dict[str, Callable[[Figures], str]] = {
         "Speed-up": _speedup,
         "Tokens per step": lambda each: f"{each.tokens_per_step:.2f}",
@@ -200,7 +200,7 @@ def _categories(result: Result) -> Iterator[Table]:
     columns = (_NAME, *names)
     for title, cell in titles.items():
         rows = []
-        for method in result.methods:
+        for method in result.contenders:
             cells = [cell(of[method.name]) if method.name in of else NONE for of in figures]
             if {*cells} != {NONE}:
                 rows.append((_label(method.name), *cells))
@@ -210,14 +210,14 @@ def _categories(result: Result) -> Iterator[Table]:
 
 def _conditions(result: Result) -> list[tuple[str, ...]]:
     """Return what could explain the figures, a group of names and values in each row."""
-    machine = asdict(result.machine) | {"memory": format_bytes(result.machine.memory)}
+    machine = {**result.machine, "memory": format_bytes(result.machine["memory"])}
     groups: dict[str, Mapping[str, object]] = {
         "run": {"created": result.created, "seconds": result.seconds},
         "version": machine.pop("versions"),
         "machine": machine,
-        "model": asdict(result.model),
-        "asked": asdict(result.conditions),
-        **{_label(method.name): method.settings for method in result.methods},
+        "model": result.model,
+        "asked": result.conditions,
+        **{_label(method.name): method.settings for method in result.contenders},
     }
     return [(name, pairs) for name, values in groups.items() if (pairs := _pairs(values))]
 

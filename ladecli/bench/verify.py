@@ -26,11 +26,11 @@ from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
 from .result import (
     PLAIN,
-    Machine,
-    MeasuredModel,
     Method,
     Skipped,
     command_line,
+    describe_machine,
+    describe_model,
     lookahead_shown,
     now,
     sampling_shown,
@@ -61,15 +61,15 @@ def run(request: VerifyRequest) -> int:
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
         result = Verifier(session, request, cancelled, advance).compare(dialogues)
     result.skipped[:0] = skipped
-    model = MeasuredModel.of(session)
+    model = describe_model(session)
     if request.json:
         data = {
             "schema": SCHEMA,
             "created": now(),
             "seconds": round(time.perf_counter() - began, 3),
             "command": command_line(sys.argv[1:]),
-            "machine": asdict(Machine.of(session)),
-            "model": asdict(model),
+            "machine": describe_machine(session),
+            "model": model,
             "prompts": Path(request.prompts).name,
             "max_new_tokens": request.max_new_tokens,
             "template": request.template(session.has_template) is not None,
@@ -84,7 +84,7 @@ def run(request: VerifyRequest) -> int:
         print(json.dumps(data, allow_nan=False))
     else:
         console = terminal.console(sys.stdout)
-        where = f"{model.name}, {model.weights} on {session.loaded.device.label}"
+        where = f"{model['name']}, {model['weights']} on {session.loaded.device.label}"
         screen.line(console, f"{request.strategy} against plain decoding: {where}")
         for divergence in result.divergences:
             screen.line(console, str(divergence))

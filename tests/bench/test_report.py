@@ -55,7 +55,7 @@ def contexts() -> Result:
         for repeat in (1, 2)
     )
     made = result({"autoregressive": 1.0, "lookahead": 1.5}, runs=runs)
-    asked = dataclasses.replace(made.conditions, sweep={"context": ("100", "4000")})
+    asked = {**made.conditions, "sweep": {"context": ("100", "4000")}}
     return dataclasses.replace(made, conditions=asked)
 
 
@@ -84,7 +84,7 @@ def test_a_speed_up_that_may_be_chance_is_marked() -> None:
 
 def test_answers_that_differ_are_in_the_headline() -> None:
     def change(each: Run) -> dict[str, object]:
-        return {"digest": "other"} if (each.method, each.row) == ("lookahead", "row-0") else {}
+        return {"digest": "other"} if (each.contender, each.row) == ("lookahead", "row-0") else {}
 
     made = with_runs(result({"autoregressive": 1.0, "lookahead": 1.5}), change)
     assert "3 of 27 of lookahead" in document(made).headline[1]
@@ -127,7 +127,7 @@ def test_markdown_has_every_table(name: str, tmp_path: Path) -> None:
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
-    model = dataclasses.replace(result().model, name="a|b<script>*\x1b[31m")
+    model = {**result().model, "name": "a|b<script>*\x1b[31m"}
     made = result({"lookahead": 1.0}, model=model)
     assert "# a\\|b\\<script\\>\\*" in written(made, tmp_path / "r.md")
     assert "\x1b" not in shown(made, stream=io.StringIO())
