@@ -88,24 +88,13 @@ def _measure(
 ) -> Result | None:
     """Measure; return None if nothing was measured before Ctrl-C."""
     from .measure import Measurement  # and with it torch, which is loaded by now
-    from .stock import StockRunner
 
     created, loaded, choice = now(), session.loaded, session.choice
     chosen = methods.choose(request, choice, loaded.defaults.without_samples, swept)
     template = request.template(session.has_template) if prompts is not None else None
+    chosen = [(method, replace(settings, template=template)) for method, settings in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
-    room = max(task.room for task in tasks)
-    runners: list[MethodRunner] = []
-    for method, settings in chosen:
-        settings = replace(settings, template=template)
-        if method.foreign:
-            runners.append(StockRunner(method, session, settings, room))
-        else:
-            runners.append(OwnRunner(method, session, settings))
-        if method.strategy == STOCK_COMPILED:
-            terminal.say(
-                f"compiling the steps of {method.name} can take minutes; Ctrl-C twice stops it"
-            )
+    runners = _make_runners(chosen, session, max(task.room for task in tasks), terminal)
     sizes = {"prompt": len(tasks), "method": len(runners), "repeat": request.repeat}
     terminal.say(f"measuring {' × '.join(counted(size, of) for of, size in sizes.items())}")
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
@@ -144,6 +133,25 @@ def _measure(
         failures=tuple(measured.failures),
         time_spent=measured.time_spent(),
     )
+
+
+def _make_runners(
+    chosen: Sequence[methods.Chosen], session: Session, room: int, terminal: Terminal
+) -> list[MethodRunner]:
+    """Make the methods; `room` is the number of tokens that a static cache must hold."""
+    from .stock import StockRunner
+
+    runners: list[MethodRunner] = []
+    for method, settings in chosen:
+        if method.strategy == STOCK_COMPILED:
+            terminal.say(
+                f"compiling the steps of {method.name} can take minutes; Ctrl-C twice stops it"
+            )
+        if method.foreign:
+            runners.append(StockRunner(method, session, settings, room))
+        else:
+            runners.append(OwnRunner(method, session, settings))
+    return runners
 
 
 def _make_tasks(

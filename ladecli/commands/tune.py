@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..decoder.step_cost import FEWEST, StepCost
@@ -66,12 +67,7 @@ def run(request: TuneRequest) -> int:
         }
         print(json.dumps(measurement))
     else:
-        cells = tuple(
-            (f"{row['width']}", f"{row['milliseconds']:.2f}", f"{row['cost']:.2f}") for row in rows
-        )
-        columns = tuple(map(screen.Column, ("tokens", "ms", "plain steps")))
-        title = f"What a step takes ({user.key_of(loaded.device)})"
-        screen.print_table(screen.Table(title, columns, cells), terminal.console(sys.stdout))
+        _show(rows, user.key_of(loaded.device), terminal)
     # The fastest step of a width counts; if most are far from it, other programs ran beside.
     if max(statistics.median(took) / min(took) for took in times.values()) > DISAGREE:
         terminal.say("other programs disturbed the steps: run lade tune again on a quiet machine")
@@ -82,3 +78,12 @@ def run(request: TuneRequest) -> int:
     else:
         raise LadeError(f"nothing was kept: {path} cannot be written")
     return 0
+
+
+def _show(rows: Sequence[Mapping[str, float]], device: str, terminal: Terminal) -> None:
+    cells = tuple(
+        (f"{row['width']}", f"{row['milliseconds']:.2f}", f"{row['cost']:.2f}") for row in rows
+    )
+    columns = tuple(map(screen.Column, ("tokens", "ms", "plain steps")))
+    table = screen.Table(f"What a step takes ({device})", columns, cells)
+    screen.print_table(table, terminal.console(sys.stdout))
