@@ -460,11 +460,7 @@ stop = ["x", "y"]
 template-arg = ["a=1"]
 color = "never"
 sources = "context,recycled"
-
-[chat]
 markdown = false
-
-[generate]
 top-p = 0.9
 seed = 3
 """

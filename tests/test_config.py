@@ -84,8 +84,7 @@ def test_every_setting_arrives(
     request = requested(command)
     assert {key: getattr(request, key) for key in values} == values
     assert request.origins == dict.fromkeys(values, "config file")
-    lines = (f"{key} = {toml(value)}\n" for key, value in values.items())
-    write("".join([f"[{command}]\n", *lines]))
+    write("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
     assert requested(command) == request
     write("".join(f"{o.name} = {toml(values[o.key])}\n" for o in options if o.kind is list))
     for option in options:
@@ -97,10 +96,10 @@ def test_every_setting_arrives(
 
 
 def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    write("window = 2\nngram = 3\nseed = 4\nquiet = false\n[chat]\nngram = 5\n[generate]\nseed = 6")
+    write("window = 2\nngram = 3\nseed = 4\nquiet = false\n")
     monkeypatch.setenv("LADE_SEED", "7")
     chat = requested("chat", "-W", "8", "--no-markdown", "some/model")
-    assert (chat.window, chat.ngram, chat.seed) == (8, 5, 7)
+    assert (chat.window, chat.ngram, chat.seed) == (8, 3, 7)
     assert chat.origins == {
         "model": "argument",
         "window": "flag --window",
@@ -117,10 +116,7 @@ def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_empty_and_what_editors_write(
     requested: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (
-        '\ufeffstop = "END"\ntemperature = 1\nmodel = ""\nwindow = ""\ntemplate_arg = []\n[chat]\n'
-    )
-    write(f'{text}temperature = ""\n')
+    write('\ufeffstop = "END"\ntemperature = 1\nmodel = ""\nwindow = ""\ntemplate_arg = []\n')
     monkeypatch.setenv("LADE_SEED", "")
     request = requested("chat")
     assert (request.stop, request.temperature) == (["END"], 1.0)
@@ -140,12 +136,8 @@ def test_what_is_empty_and_what_editors_write(
         ("stop = ['a', 3]", ": stop must be a list of texts, not ['a', 3]"),
         ("windw = 2", " has an unknown key 'windw'; did you mean window?"),
         ("Max_New_Token = 2", " has an unknown key 'Max_New_Token'; did you mean max-new-tokens?"),
-        ("chat = 3", ": chat is a command; its settings stand below [chat]"),
-        ("[bench]\nrepeat = 1", ", [bench] has an unknown key 'repeat'; "),
+        ("repeat = 1", " has an unknown key 'repeat'; "),
         ("zzzzzz = 1", " has an unknown key 'zzzzzz'; known are "),
-        ("[caht]\nseed = 3", " has an unknown key 'caht'; did you mean chat?"),
-        ("[chat]\nseed = 'x'", ", [chat]: seed must be a whole number, not 'x'"),
-        ("[chat]\nsed = 3", ", [chat] has an unknown key 'sed'; did you mean seed?"),
         ("seed = ", " is not valid TOML: "),
         ("model = 'caf\udce9'", " is not valid TOML: it is not UTF-8 text; "),
         (None, " cannot be read: Is a directory\n"),
@@ -206,7 +198,7 @@ def test_init_writes_every_setting(lade: Any) -> None:
         assert setting.help.split()[0] in text
     for panel in ("Model", "Decoding", "Sampling", "Length", "Output"):
         assert text.count(f"# --- {panel} ---") == 1
-    assert read() == {"": {}}
+    assert read() == {}
 
 
 @pytest.mark.parametrize("command", ["chat", "generate", "tune"])
@@ -226,13 +218,11 @@ def test_a_folder_whose_name_is_too_long_has_no_config_file(
     assert "there is no trace nowhere" in lade("replay", "nowhere").refused()
 
 
-def test_init_keeps_what_is_there(lade: Any) -> None:
+def test_init_keeps_what_is_there_unless_forced(lade: Any) -> None:
     path = write("windw = 1\n")
     assert "has an unknown key 'windw'" in lade("config").refused()
     assert f"there is a config file {path}; --force" in lade("config", "init").refused()
-    for name, old in (("config.toml.bak", "windw = 1\n"), ("config.toml.bak1", template())):
-        assert f"the old one is {name} now" in lade("config", "init", "--force").err
-        assert path.with_name(name).read_text(encoding="utf-8") == old
+    assert lade("config", "init", "--force").code == 0
     assert path.read_text(encoding="utf-8") == template()
 
 
@@ -243,7 +233,7 @@ def test_init_where_nothing_can_be_written(lade: Any) -> None:
 
 
 def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    write('seed = 3\nstop = "a b"\n[chat]\ntemperature = 0.7\n')
+    write('seed = 3\nstop = "a b"\n')
     monkeypatch.setenv("LADE_QUIET", "1")
     shown = lade("config")
     assert (shown.code, shown.out.splitlines()[0]) == (0, str(config_path()))
@@ -255,7 +245,6 @@ def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatc
             "seed": "3 config file",
             "stop": "'a b' config file",
             "temperature": "- default",
-            "chat.temperature": "0.7 config file",
             "quiet": "true LADE_QUIET",
             "strategy": "lookahead default",
         }.items()

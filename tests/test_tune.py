@@ -37,13 +37,6 @@ def test_a_dry_run_shows_a_table_and_writes_nothing(lade: Any) -> None:
     assert not measured.path().exists()
 
 
-def test_a_busy_machine_is_told_of(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (999.0, 0.0, 0.0))
-    result = lade("tune", "demo", "--seconds", "1")
-    assert "lade tune again" in result.err
-    assert str(measured.path()) in result.err
-
-
 def test_what_cannot_be_measured_or_kept(
     lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,11 @@ from .result import (
     PLAIN,
     SCHEMA,
     STOCK_COMPILED,
-    Conditions,
-    Machine,
-    MeasuredModel,
     Result,
     Skipped,
     command_line,
+    describe_machine,
+    describe_model,
     now,
     sampling_shown,
     to_json,
@@ -34,7 +32,7 @@ from .tasks import BenchTask, make_dialogues, make_passages, split_usable
 if TYPE_CHECKING:
     from ..options.commands import BenchRequest
     from ..session.dialogue import Row
-    from ..session.session import Session, Settings
+    from ..session.session import Session
     from .methods import Sweep
 
 PROMPTS = 6
@@ -77,7 +75,7 @@ def run(request: BenchRequest) -> int:
         if result.interrupted:
             terminal.say("stopped early; what was measured until then is shown")
             return INTERRUPTED
-        return LadeError.exit_code if any(failure.row for failure in result.failures) else 0
+        return LadeError.exit_code if result.failures else 0
 
 
 def _measure(
@@ -88,21 +86,19 @@ def _measure(
     terminal: Terminal,
     cancelled: Callable[[], bool],
 ) -> Result | None:
-    """Measure; None if it was cancelled before anything was measured."""
+    """Measure; return None if nothing was measured before Ctrl-C."""
     from .measure import Measurement  # and with it torch, which is loaded by now
 
     created, loaded, choice = now(), session.loaded, session.choice
-    chosen, refused = methods.choose(request, choice, loaded.defaults.without_samples, swept)
+    chosen = methods.choose(request, choice, loaded.defaults.without_samples, swept)
     template = request.template(session.has_template) if prompts is not None else None
-    chosen = [(method, replace(each, template=template)) for method, each in chosen]
+    chosen = [(method, replace(settings, template=template)) for method, settings in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
-    runners = _prepare(chosen, session, tasks, terminal, cancelled)
+    runners = _make_runners(chosen, session, max(task.room for task in tasks), terminal)
     sizes = {"prompt": len(tasks), "method": len(runners), "repeat": request.repeat}
     terminal.say(f"measuring {' × '.join(counted(size, of) for of, size in sizes.items())}")
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
-        measured = Measurement(
-            runners, loaded.device, cancelled, progress, partial(_announce, terminal)
-        )
+        measured = Measurement(runners, loaded.device, cancelled, progress)
         measured.run(tasks, request.repeat)
     if not measured.runs and measured.interrupted:
         return None
@@ -115,22 +111,47 @@ def _measure(
         seconds=round(measured.seconds, 3),
         interrupted=measured.interrupted,
         reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
-        machine=Machine.of(session),
-        model=MeasuredModel.of(session),
-        conditions=_conditions(request, session, swept, len(tasks), chosen[0][1]),
-        methods=tuple(method for method, _ in chosen),
+        machine=describe_machine(session),
+        model=describe_model(session),
+        conditions={
+            "prompts": "passages" if prompts is None else Path(request.prompts).name,
+            "rows": len(tasks),
+            "repeat": request.repeat,
+            "max_new_tokens": request.max_new_tokens,
+            "ignore_eos": request.ignore_eos,
+            "template": template is not None,
+            "sampling": sampling_shown(chosen[0][1].sampling),  # all methods sample alike
+            "profile": choice.profile,
+            "sweep": swept,
+            "command": command_line(sys.argv[1:]),
+            "ranks": session.ranks,
+            "parallel_mode": request.parallel_mode if session.ranks > 1 else None,
+        },
+        contenders=tuple(method for method, _ in chosen),
         runs=tuple(measured.runs),
         skipped=(*skipped, *measured.skipped.values()),
-        failures=(*refused, *measured.failures),
+        failures=tuple(measured.failures),
         time_spent=measured.time_spent(),
     )
 
 
-def _announce(terminal: Terminal, seconds: float) -> None:
-    """Say how long the rest of a measurement takes."""
-    if seconds:
-        time = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-        terminal.say(f"this will take about {time} more; Ctrl-C keeps what was measured until then")
+def _make_runners(
+    chosen: Sequence[methods.Chosen], session: Session, room: int, terminal: Terminal
+) -> list[MethodRunner]:
+    """Make the methods; `room` is the number of tokens that a static cache must hold."""
+    from .stock import StockRunner
+
+    runners: list[MethodRunner] = []
+    for method, settings in chosen:
+        if method.strategy == STOCK_COMPILED:
+            terminal.say(
+                f"compiling the steps of {method.name} can take minutes; Ctrl-C twice stops it"
+            )
+        if method.foreign:
+            runners.append(StockRunner(method, session, settings, room))
+        else:
+            runners.append(OwnRunner(method, session, settings))
+    return runners
 
 
 def _make_tasks(
@@ -140,65 +161,15 @@ def _make_tasks(
     prompts: Sequence[Row] | None,
     terminal: Terminal,
 ) -> tuple[Sequence[BenchTask], list[Skipped]]:
-    """Make the tasks of all methods, and list those that the context has no room for.
+    """Make the tasks of all methods, and list those for which the context has no room.
 
-    Without `prompts`, that is passages of the contexts in `swept`.
+    Without `prompts`, the tasks are passages of the contexts in `swept`.
     """
     if prompts is not None:
         limit = request.limit or (PROMPTS if request.prompts == suites.BUILTIN else None)
         rows = suites.some(prompts, limit)
         return make_dialogues(session, request, rows, terminal, request.max_new_tokens)
     lengths = [int(value) for value in swept["context"]]
-    found = split_usable(
-        make_passages(session, lengths, request.limit or PASSAGES, request.max_new_tokens)
-    )
+    passages = make_passages(session, lengths, request.limit or PASSAGES, request.max_new_tokens)
     terminal.say(*session.new_notices())
-    return found
-
-
-def _conditions(
-    request: BenchRequest, session: Session, swept: Sweep, rows: int, first: Settings
-) -> Conditions:
-    """The conditions of a result; `first` are the settings of any method: all sample alike."""
-    return Conditions(
-        prompts="passages" if "context" in swept else Path(request.prompts).name,
-        rows=rows,
-        repeat=request.repeat,
-        max_new_tokens=request.max_new_tokens,
-        ignore_eos=request.ignore_eos,
-        template=first.template is not None,
-        sampling=sampling_shown(first.sampling),
-        profile=session.choice.profile,
-        sweep=swept,
-        command=command_line(sys.argv[1:]),
-        ranks=session.ranks,
-        parallel_mode=request.parallel_mode if session.ranks > 1 else None,
-    )
-
-
-def _prepare(
-    chosen: Sequence[methods.Chosen],
-    session: Session,
-    tasks: Sequence[BenchTask],
-    terminal: Terminal,
-    cancelled: Callable[[], bool],
-) -> list[MethodRunner]:
-    """The methods on the model."""
-    from .stock import StockRunner
-
-    runners: list[MethodRunner] = []
-    for method, settings in chosen:
-        if not method.foreign:
-            runners.append(OwnRunner(method, session, settings))
-            continue
-        compiled = method.strategy == STOCK_COMPILED
-        room = max(task.room for task in tasks) if compiled else 0
-        stock = StockRunner(method, session, settings, room)
-        if compiled:
-            terminal.say(
-                f"compiling the steps of {method.name}, which can take minutes; Ctrl-C twice"
-                " stops it at once"
-            )
-            stock.prepare(tasks[0].first(), cancelled)
-        runners.append(stock)
-    return runners
+    return split_usable(passages)

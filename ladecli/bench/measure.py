@@ -18,8 +18,8 @@ from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, MethodRunner, Stopped
 from .tasks import BenchTask
 
-WARM_UP = 16
-"""Steps that every method makes before anything is timed."""
+WARM_UPS, WARM_UP = 3, 16
+"""Texts that every method begins before anything is timed, and the steps of each."""
 PROMPT = 256
 """Tokens of a prompt to warm up with."""
 TRIES = 4
@@ -30,8 +30,7 @@ class Measurement:
     """Lets methods take turns on tasks.
 
     `cancelled` is called after every step, and true ends the measurement; `progress` is called with
-    the number of runs that were done since the last call; `announce`, after the first task, with
-    the seconds that the others will take.
+    the number of runs that were done since the last call.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class Measurement:
         device: Device,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None] = lambda _runs: None,
-        announce: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self.runs: list[Run] = []  # in the order of time, as are `failures`
         self.failures: list[Failure] = []
@@ -50,7 +48,7 @@ class Measurement:
         self._runners = list(runners)
         self._device = device
         self._cancelled = cancelled
-        self._progress, self._announce = progress, announce
+        self._progress = progress
         # By method and part of a step, the seconds of all steps after the first.
         self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
 
@@ -64,11 +62,8 @@ class Measurement:
             self._warm_up(tasks[0].first()[:PROMPT])
             began = time.perf_counter()
             order = random.Random(0)  # the same in every benchmark
-            for number, (repeat, task) in enumerate(product(range(1, repeats + 1), tasks)):
+            for repeat, task in product(range(1, repeats + 1), tasks):
                 self._round(task, repeat, order.sample(self._runners, len(self._runners)))
-                if number == 0:
-                    rest = repeats * len(tasks) - 1
-                    self._announce(rest * (time.perf_counter() - began))
         except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:
@@ -79,15 +74,18 @@ class Measurement:
         """The time of a step by its parts, of every method of which they are known."""
         found = []
         for name, parts in self._parts.items():
-            steps = sum(len(run.step_seconds) for run in self.runs if run.method == name)
+            steps = sum(len(run.step_seconds) for run in self.runs if run.contender == name)
             if parts and steps:
                 seconds = {part: total / steps for part, total in parts.items()}
                 found.append(TimeSpent(name, steps, seconds))
         return tuple(found)
 
     def _warm_up(self, prompt: list[int]) -> None:
-        """Let every method make a few steps, which are not timed."""
-        for runner in self._runners:
+        """Let every method make a few steps, which are not timed.
+
+        The first text of compiled steps compiles them, and on a GPU the next ones capture them.
+        """
+        for runner in [each for each in self._runners for _ in range(WARM_UPS)]:
             runner.begin()
             steps = count(1)
 
@@ -104,7 +102,7 @@ class Measurement:
         """One task for all methods, in an order."""
         for runner in order:
             name = runner.method.name
-            if not any((each.method, each.row) == (name, task.id) for each in self.failures):
+            if not any((each.contender, each.row) == (name, task.id) for each in self.failures):
                 try:
                     self._hold(runner, task, repeat)
                 except Stopped:
@@ -124,7 +122,7 @@ class Measurement:
             watch_peak(self._device)
             answered = runner.answer(prompt, self._cancelled).whole()
             run = Run(
-                method=runner.method.name,
+                contender=runner.method.name,
                 row=task.id,
                 category=task.category,
                 turn=turn,
@@ -159,7 +157,7 @@ class Measurement:
         finally:
             for run, answered in done:
                 self.runs.append(run)
-                self._parts[run.method].update(answered.parts)
+                self._parts[run.contender].update(answered.parts)
 
 
 def digest(ids: Sequence[int]) -> str:

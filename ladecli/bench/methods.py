@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,7 +12,7 @@ from ..decoder.config import SOURCES, SamplingConfig
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
 from ..session import opening
-from .result import FOREIGN, PLAIN, STOCK, STOCK_COMPILED, Failure, Method, lookahead_shown
+from .result import FOREIGN, PLAIN, STOCK, STOCK_COMPILED, Method, lookahead_shown
 
 if TYPE_CHECKING:
     from ..options.commands import BenchRequest
@@ -23,8 +23,6 @@ STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
 """In the order of reports."""
 DEFAULT = (PLAIN, "prompt-lookup", "lookahead", STOCK)
 """Without --strategies."""
-ON_LONG_TEXTS = (PLAIN, "paper", "lookahead")
-"""The default of a sweep over contexts, where every method takes long."""
 
 NUMBERS = {"W": ("window", 1), "N": ("ngram", 2), "G": ("guesses", 0), "budget": ("budget", 1)}
 """The option of each axis that has whole numbers, and the least of them."""
@@ -34,6 +32,8 @@ Sweep: TypeAlias = Mapping[str, tuple[str, ...]]
 """Values by axis: numbers in digits, sources joined by + or "all", or the name of another axis."""
 Chosen: TypeAlias = "tuple[Method, Settings]"
 """A method, and how it decodes."""
+_Asked: TypeAlias = tuple[str, str, dict[str, Any]]
+"""The name of a method, its strategy, and its options."""
 
 
 def check(request: BenchRequest) -> Sweep:
@@ -67,30 +67,45 @@ def check(request: BenchRequest) -> Sweep:
 
 def choose(
     request: BenchRequest, choice: Choice, sampling: SamplingConfig, swept: Sweep
-) -> tuple[list[Chosen], list[Failure]]:
-    """The methods, and the cells of a sweep whose settings are invalid; if all are, `UsageError`.
+) -> list[Chosen]:
+    """Return the methods of a request; `sampling` holds where the request says nothing.
 
-    `sampling` holds where the request says nothing.
+    Raises:
+        UsageError: the settings of a cell contradict each other.
     """
     # The same random numbers for all methods, and in every benchmark.
     request = replace(request, seed=request.seed or 0)
     grid = {axis: values for axis, values in swept.items() if axis != "context"}
-    if grid:
-        return _cells(request, choice, sampling, grid)
-    names = (
-        ON_LONG_TEXTS if swept and not request.strategies else _parse_strategies(request.strategies)
-    )
     chosen = []
-    for name in names:
-        if name in FOREIGN and request.parallel_mode == "tensor":
-            continue
-        wanted = request
-        if name == "paper":
-            wanted = replace(request, sources="trajectory", budget=None)
-        settings = opening.settings_of(wanted, choice, sampling)
-        shown = lookahead_shown(settings.lookahead) if name in ("paper", "lookahead") else {}
-        chosen.append((Method(name, name, shown), settings))
-    return chosen, []
+    for name, strategy, options in _cells(grid) if grid else _named(request):
+        try:
+            settings = opening.settings_of(replace(request, **options), choice, sampling)
+        except ConfigError as error:
+            raise UsageError(f"{name} cannot run: {error}") from error
+        shown = lookahead_shown(settings.lookahead) if strategy in ("paper", "lookahead") else {}
+        chosen.append((Method(name, strategy, shown), settings))
+    return chosen
+
+
+def _named(request: BenchRequest) -> Iterator[_Asked]:
+    for name in _parse_strategies(request.strategies):
+        if name not in FOREIGN or request.parallel_mode != "tensor":
+            paper = {"sources": "trajectory", "budget": None} if name == "paper" else {}
+            yield name, name, paper
+
+
+def _cells(grid: Sweep) -> Iterator[_Asked]:
+    """Yield plain decoding, and lookahead for each cell of a grid."""
+    yield PLAIN, PLAIN, {}
+    for combination in itertools.product(*grid.values()):
+        cell = dict(zip(grid, combination, strict=True))
+        values = {axis: cell.get(value, value) for axis, value in cell.items()}
+        name = "lookahead " + " ".join(f"{axis}={value}" for axis, value in values.items())
+        options = {
+            NUMBERS[axis][0] if axis in NUMBERS else axis: int(value) if axis in NUMBERS else value
+            for axis, value in values.items()
+        }
+        yield name, "lookahead", options
 
 
 def _parse_strategies(text: str | None) -> tuple[str, ...]:
@@ -141,30 +156,3 @@ def _value(axis: str, value: str, swept: Mapping[str, Sequence[str]]) -> str:
             return value
         needed = f"a number from {least} on, or the name of another axis that has numbers"
     raise UsageError(f"--sweep {axis}={value}: needs {needed}")
-
-
-def _cells(
-    request: BenchRequest, choice: Choice, sampling: SamplingConfig, grid: Sweep
-) -> tuple[list[Chosen], list[Failure]]:
-    """Plain decoding, and lookahead with the settings of each cell; as `choose`."""
-    chosen = [(Method(PLAIN, PLAIN), opening.settings_of(request, choice, sampling))]
-    refused = []
-    for combination in itertools.product(*grid.values()):
-        cell = dict(zip(grid, combination, strict=True))
-        values = {axis: cell.get(value, value) for axis, value in cell.items()}
-        name = "lookahead " + " ".join(f"{axis}={value}" for axis, value in values.items())
-        options: dict[str, Any] = {
-            NUMBERS[axis][0]: int(value) for axis, value in values.items() if axis in NUMBERS
-        }
-        if sources := values.get("sources"):
-            options["sources"] = sources
-        try:
-            settings = opening.settings_of(replace(request, **options), choice, sampling)
-        except ConfigError as error:
-            refused.append(Failure(name, "", str(error)))
-            continue
-        shown = lookahead_shown(settings.lookahead)
-        chosen.append((Method(name, "lookahead", shown), settings))
-    if len(chosen) == 1:
-        raise UsageError(f"no cell of the sweep can run: {refused[0].error}")
-    return chosen, refused

@@ -1,28 +1,27 @@
-"""A result as one document, which the terminal and Markdown show."""
+"""A result as tables, on the terminal and in Markdown."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import UsageError, printable
-from ..metrics import ratio
 from ..specs.memory import format_bytes
-from ..view.screen import NONE, Column, Table
-from . import render
-from .render import Document
+from ..view.screen import NONE, Column, Table, line, print_table
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
-from .statistics import Figures, Speedup, figures_of, speedup
+from .statistics import Figures, Speedup, figures_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 OPTION = "--report"
 COLUMNS = 100
-"""Of what is printed to a pipe."""
+"""Columns of the tables that are printed to a pipe."""
 _LABELS = {
     PLAIN: "plain decoding",
     STOCK: "transformers' generate",
@@ -30,67 +29,109 @@ _LABELS = {
     STOCK_COMPILED: "transformers' compiled generate",
 }
 _NAME = Column("", number=False)
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$!&@])")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report; nothing in it is escaped."""
+
+    title: str  # model and machine
+    headline: tuple[str, ...]
+    caveats: tuple[str, ...]
+    tables: tuple[Table, ...]
 
 
 def check(path: Path) -> None:
     """Refuse a report that could not be written, before a model is loaded."""
-    if path.suffix.lower() not in _FORMATS:
-        known = " or ".join(_FORMATS)
-        raise UsageError(f"{OPTION} {path}: the name of a report ends in {known}")
+    if path.suffix.lower() not in (".md", ".json"):
+        raise UsageError(f"{OPTION} {path}: the name of a report ends in .md or .json")
     files.check(path, OPTION)
 
 
 def write(result: Result, path: Path) -> None:
-    """Write a result in the format of the file's suffix."""
-    files.write(path, _FORMATS[path.suffix.lower()](result), OPTION)
-
-
-_FORMATS: dict[str, Callable[[Result], str]] = {
-    ".md": lambda result: render.markdown(document(result)),
-    ".json": lambda result: to_json(result) + "\n",
-}
-"""What makes a report, by the end of its name."""
+    """Write a result in the format that the suffix of the file names."""
+    as_json = path.suffix.lower() == ".json"
+    files.write(path, to_json(result) + "\n" if as_json else _markdown(document(result)), OPTION)
 
 
 def show(result: Result, console: Console) -> None:
     """Print a result."""
-    render.terminal(document(result), console)
+    report = document(result)
+    for sentence in (report.title, *report.headline):
+        line(console, sentence, "bold")
+    for caveat in report.caveats:
+        line(console, f"note: {caveat}", "yellow")
+    left_out: set[str] = set()
+    for table in report.tables:
+        console.print()
+        left_out |= print_table(table, console)
+    if names := ", ".join(sorted(left_out - {""})):
+        console.print()
+        line(console, f"left out for want of room: {names}; --report FILE.md has it all", "dim")
+
+
+def _markdown(report: Document) -> str:
+    """Return a document in GitHub's Markdown."""
+    parts = [f"# {_escape(report.title)}"]
+    parts += [f"**{_escape(sentence)}**" for sentence in report.headline]
+    parts += [f"> Note: {_escape(caveat)}" for caveat in report.caveats]
+    for table in report.tables:
+        rows = [[column.title for column in table.columns], *table.rows]
+        lines = [" | ".join(map(_escape, row)) for row in rows]
+        lines.insert(1, " | ".join("---:" if column.number else "---" for column in table.columns))
+        grid = "\n".join(f"| {line} |" for line in lines)
+        parts += [f"## {_escape(table.title)}", grid, *map(_escape, table.footnotes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _escape(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 def document(result: Result) -> Document:
-    """The content of every format."""
+    """Return the content of both formats."""
     overall = figures_of(result)
+    tables = [_speeds(result, overall)] if overall else []
+    tables += _categories(result)
+    failures = [(_label(each.contender), each.row, each.error) for each in result.failures]
+    skipped = [(each.row, each.reason) for each in result.skipped]
+    texts: dict[str, tuple[Sequence[str], list[tuple[str, ...]]]] = {
+        "Failed": (("method", "row", "error"), [*failures]),
+        "Left out": (("row", "reason"), [*skipped]),
+        "Conditions": (("", ""), _conditions(result)),
+    }
+    for title, (names, rows) in texts.items():
+        if rows:
+            cells = tuple(tuple(map(_clean, row)) for row in rows)
+            columns = tuple(Column(name, number=False) for name in names)
+            tables.append(Table(title, columns, cells))
     return Document(
-        title=f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
+        title=f"{_clean(result.model['name'])} on {_clean(result.machine['device'])}",
         headline=tuple(_headline(result, overall)),
         caveats=tuple(_caveats(result)),
-        tables=tuple(_tables(result, overall)),
+        tables=tuple(tables),
     )
 
 
 def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
-    """Is lookahead, or the fastest of our methods, faster, and is the text the same?"""
-    strategies = {method.name: method.strategy for method in result.methods}
+    """Say how fast lookahead is, or the fastest of our methods, and whether the texts are equal."""
+    strategies = {method.name: method.strategy for method in result.contenders}
     ours = [e for e in overall if e.method not in (result.reference, PLAIN, *_LABELS)]
     if not (chosen := ours or overall):
         return
-    found = max(chosen, key=lambda e: (strategies[e.method] == "lookahead", e.tokens_per_second))
-    speed = decimal(found.tokens_per_second or None)
-    sentence = f"{_label(found.method)}: {speed} tokens per second"
-    stock = [each for each in overall if each.method in (STOCK, STOCK_COMPILED)]
-    best = max(stock, key=lambda each: each.tokens_per_second, default=found)
-    for rival in dict.fromkeys((result.reference, best.method)):
-        runs = result.runs_of(found.method), result.runs_of(rival or "")
-        if rival != found.method and (over := speedup(*runs)):
-            sentence += f", {_factor(over)} those of {_label(rival)}"
-    yield f"{sentence}; {found.tokens_per_step:.2f} tokens per step."
+    best = max(chosen, key=lambda e: (strategies[e.method] == "lookahead", e.tokens_per_second))
+    baseline = _label(result.reference)
+    sentence = f"{_label(best.method)}: {decimal(best.tokens_per_second or None)} tokens per second"
+    if best.speedup is not None:
+        sentence += f", {_factor(best.speedup)} those of {baseline}"
+    yield f"{sentence}; {best.tokens_per_step:.2f} tokens per step."
     compared = sum(each.compared for each in overall)
     differing = [
         f"{each.compared - each.equal:,} of {each.compared:,} of {_label(each.method)}"
         for each in overall
         if each.equal < each.compared
     ]
-    baseline = _label(result.reference)
     if differing:
         names = ", ".join(differing)
         yield f"Answers differ from those of {baseline}: {names}; lade verify shows where."
@@ -99,42 +140,19 @@ def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
 
 
 def _caveats(result: Result) -> Iterator[str]:
-    """What a reader must know about the figures."""
+    """Yield what a reader must know about the figures."""
     # An answer of one step has no speed.
-    asked, rows = result.conditions, len({run.row for run in result.runs if run.decoded})
+    rows = len({run.row for run in result.runs if run.decoded})
     if result.interrupted:
-        done = len({(run.method, run.row, run.repeat) for run in result.runs})
-        wanted = asked.rows * asked.repeat * len(result.methods)
-        yield f"Interrupted: the figures are of {done:,} of {wanted:,} runs."
-    if result.failures:
-        names = ", ".join(dict.fromkeys(_label(each.method) for each in result.failures))
-        yield f"Failed: {names}; speed-ups are over the prompts in common."
+        yield "Interrupted: the figures are of a part of the runs."
     if result.reference is None:
         yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
     elif rows < 6:
         yield f"An interval needs 6 prompts with answers of several steps; here: {rows}."
-    if asked.sampled and any(each.foreign for each in result.methods):
-        yield "transformers draws other random numbers: its answers were not compared."
-
-
-def _tables(result: Result, overall: Sequence[Figures]) -> Iterator[Table]:
-    if overall:
-        yield _speeds(result, overall)
-    yield from _categories(result)
-    if result.time_spent:
-        yield _time(result)
-    if failures := result.failures:
-        rows = [(_label(each.method), each.row, each.error) for each in failures]
-        yield _texts("Failed", ("method", "row", "error"), rows)
-    if result.skipped:
-        left_out = [(each.row, each.reason) for each in result.skipped]
-        yield _texts("Left out", ("row", "reason"), left_out)
-    facts = [(_label(name), _pairs(of)) for name, of in result.circumstances.items()]
-    yield _texts("Conditions", ("", ""), [fact for fact in facts if fact[1]])
 
 
 def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
-    """Every method on all prompts."""
+    """Return the figures of every method on all prompts."""
     baseline = _label(result.reference or PLAIN)
     over = f"speed-up: median of the prompts over {baseline}; ~ may be chance"
     # The greatest weight is left out first on a narrow screen.
@@ -148,7 +166,6 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
         Column("first ms", weight=5, note="first ms: median time to the first token"),
         Column("ms/step", weight=6),
         Column("width", weight=7),
-        Column("memory", weight=8, note="memory: peak of the process, by all methods"),
     )
     rows = tuple(
         (
@@ -161,7 +178,6 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
             _milliseconds(each.first_seconds),
             _milliseconds(each.step_median),
             f"{each.width:.1f}" if each.width else NONE,
-            _memory(each.peak_memory),
         )
         for each in overall
     )
@@ -169,73 +185,65 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
 
 
 def _categories(result: Result) -> Iterator[Table]:
-    """Figures by category, or by length in a sweep over contexts."""
+    """Yield figures by category, or by length in a sweep over contexts."""
     if len(result.categories) < 2:
         return
-    what = "context" if "context" in result.conditions.sweep else "category"
+    what = "context" if "context" in result.conditions["sweep"] else "category"
     titles: dict[str, Callable[[Figures], str]] = {
         "Speed-up": _speedup,
         "Tokens per step": lambda each: f"{each.tokens_per_step:.2f}",
     }
     if what == "context":
         titles["Milliseconds per step"] = lambda each: _milliseconds(each.step_median)
-    found = [{f.method: f for f in figures_of(result, each)} for each in result.categories]
+    figures = [{f.method: f for f in figures_of(result, name)} for name in result.categories]
     names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
     columns = (_NAME, *names)
     for title, cell in titles.items():
         rows = []
-        for method in result.methods:
-            figures = [of.get(method.name) for of in found]
-            cells = [cell(each) if each else NONE for each in figures]
+        for method in result.contenders:
+            cells = [cell(of[method.name]) if method.name in of else NONE for of in figures]
             if {*cells} != {NONE}:
                 rows.append((_label(method.name), *cells))
         if rows:
             yield Table(f"{title} by {what}", columns, tuple(rows))
 
 
-def _time(result: Result) -> Table:
-    """Shares of a step's time, by part."""
-    parts = [*dict.fromkeys(part for each in result.time_spent for part in each.seconds)]
-    rows = []
-    for each in result.time_spent:
-        total = sum(each.seconds.values())
-        shares = (_share(ratio(each.seconds.get(part, 0.0), total)) for part in parts)
-        rows.append((_label(each.method), _milliseconds(total), *shares))
-    columns = (
-        _NAME,
-        Column("mean ms/step"),
-        *(Column(_clean(part), weight=n) for n, part in enumerate(parts)),
-    )
-    return Table("Where the time of a step goes", columns, tuple(rows))
+def _conditions(result: Result) -> list[tuple[str, ...]]:
+    """Return what could explain the figures, a group of names and values in each row."""
+    machine = {**result.machine, "memory": format_bytes(result.machine["memory"])}
+    groups: dict[str, Mapping[str, object]] = {
+        "run": {"created": result.created, "seconds": result.seconds},
+        "version": machine.pop("versions"),
+        "machine": machine,
+        "model": result.model,
+        "asked": result.conditions,
+        **{_label(method.name): method.settings for method in result.contenders},
+    }
+    return [(name, pairs) for name, values in groups.items() if (pairs := _pairs(values))]
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    """Names and values in one line, without those that say nothing."""
-    told = {
+    """Return names and values in one line, without those that say nothing."""
+    shown = {
         name.replace("_", " "): decimal(value) if isinstance(value, float) else value
         for name, value in values.items()
         if value not in (None, "", 0, {})
     }
-    return ", ".join(f"{name} {value}" for name, value in told.items())
-
-
-def _texts(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    cells = tuple(tuple(map(_clean, row)) for row in rows)
-    return Table(title, tuple(Column(name, number=False) for name in columns), cells)
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 def _label(name: str | None) -> str:
-    """What a method is called in tables and sentences."""
+    """Return the name of a method in tables and sentences."""
     return _LABELS.get(name or "") or _clean(name or "")
 
 
 def _clean(text: str) -> str:
-    """Text of the user's or of a model's, on one line and without control characters."""
+    """Return text of the user's or of a model's on one line and without control characters."""
     return printable(" ".join(text.split())).strip()
 
 
 def decimal(value: float | None) -> str:
-    """A number with three significant digits, never in powers of ten."""
+    """Return a number with three significant digits, never in powers of ten."""
     if value is None or not math.isfinite(value):
         return NONE
     if value == 0.0:
@@ -244,35 +252,25 @@ def decimal(value: float | None) -> str:
     return f"{value:,.{places}f}"
 
 
-def _factor(found: Speedup) -> str:
-    if found.interval is None:
-        return f"{found.value:.2f}×"
-    unclear = "" if found.clear else ", no clear difference"
-    return f"{found.value:.2f}× ({_interval(found)}{unclear})"
+def _factor(speedup: Speedup) -> str:
+    if speedup.interval is None:
+        return f"{speedup.value:.2f}×"
+    unclear = "" if speedup.clear else ", no clear difference"
+    return f"{speedup.value:.2f}× ({_interval(speedup)}{unclear})"
 
 
-def _interval(found: Speedup | None) -> str:
-    if found is None or found.interval is None:
+def _interval(speedup: Speedup | None) -> str:
+    if speedup is None or speedup.interval is None:
         return NONE
-    low, high = found.interval
+    low, high = speedup.interval
     return f"{low:.2f} to {high:.2f}"
 
 
-def _speedup(each: Figures) -> str:
-    """A speed-up, marked where it may be chance."""
-    found = each.speedup
-    return f"{'' if found.clear else '~'}{found.value:.2f}×" if found else NONE
+def _speedup(figures: Figures) -> str:
+    """Return a speed-up, marked if it may be chance."""
+    speedup = figures.speedup
+    return f"{'' if speedup.clear else '~'}{speedup.value:.2f}×" if speedup else NONE
 
 
 def _milliseconds(seconds: float | None) -> str:
     return NONE if seconds is None else decimal(seconds * 1e3)
-
-
-def _memory(count: float | None) -> str:
-    return NONE if count is None else format_bytes(count)
-
-
-def _share(part: float) -> str:
-    """A part of a whole: "12 %"; small ones keep a digit."""
-    percent = 100 * part
-    return f"{percent:.0f} %" if percent >= 9.5 or percent == 0 else f"{percent:.1f} %"

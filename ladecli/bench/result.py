@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field, TypeAdapter
+from typing import TYPE_CHECKING, Any
 
 from ..decoder.config import LookaheadConfig, SamplingConfig
-from ..specs.memory import format_bytes
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -27,91 +24,38 @@ STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
 FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 """transformers' own `generate`: plain, with prompt lookup, and with compiled steps."""
 
-MethodName = Annotated[str, Field(alias="contender")]
-"""A method's name, which JSON has under its older key."""
+
+def describe_machine(session: Session) -> dict[str, Any]:
+    """Return what results say of the machine on which a session runs."""
+    from ..profiles.user import versions_here
+    from ..specs.device import details
+
+    device = session.loaded.device
+    return {
+        "device": device.label,
+        "kind": device.kind,
+        "memory": device.memory,  # bytes; 0 if unknown, as are `threads`
+        "threads": device.threads,
+        "system": f"{platform.system()} {platform.machine()}",
+        "driver": details(device).driver,
+        "versions": {**versions_here(), "python": platform.python_version()},
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where it was measured."""
-
-    device: str
-    kind: str
-    memory: int  # bytes; 0 if unknown, as are `threads`
-    threads: int
-    system: str
-    driver: str | None
-    versions: Mapping[str, str]
-
-    @classmethod
-    def of(cls, session: Session) -> Machine:
-        """The machine on which a session runs."""
-        from ..profiles.user import versions_here
-        from ..specs.device import details
-
-        device = session.loaded.device
-        return cls(
-            device=device.label,
-            kind=device.kind,
-            memory=device.memory,
-            threads=device.threads,
-            system=f"{platform.system()} {platform.machine()}",
-            driver=details(device).driver,
-            versions={**versions_here(), "python": platform.python_version()},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredModel:
-    """The model that was measured."""
-
-    name: str
-    parameters: float
-    active: float  # parameters that one token uses
-    weights: str
-    compute: str
-    context: int  # the most tokens here
-    attention: str
-    captured: bool = False
-
-    @classmethod
-    def of(cls, session: Session) -> MeasuredModel:
-        """The model of a session."""
-        loaded, shape = session.loaded, session.loaded.spec
-        local = Path(loaded.name).is_dir()
-        return cls(
-            name=Path(loaded.name).resolve().name if local else loaded.name,
-            parameters=shape.parameters,
-            active=shape.active,
-            weights=shape.weights,
-            compute=shape.compute,
-            context=session.decoder.max_context,
-            attention=session.setup.attention.name,
-            captured=session.decoder.runner.captures,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What was asked for."""
-
-    prompts: str
-    rows: int  # conversations that could be measured
-    repeat: int
-    max_new_tokens: int
-    ignore_eos: bool
-    template: bool  # whether they went through the model's chat template
-    sampling: Mapping[str, int | float]
-    profile: str
-    sweep: Mapping[str, tuple[str, ...]]
-    command: str
-    ranks: int = 1
-    parallel_mode: str | None = None
-
-    @property
-    def sampled(self) -> bool:
-        """Whether tokens are drawn: transformers draws them with other random numbers."""
-        return self.sampling.get("temperature", 0.0) > 0.0
+def describe_model(session: Session) -> dict[str, Any]:
+    """Return what results say of the model of a session."""
+    loaded, shape = session.loaded, session.loaded.spec
+    local = Path(loaded.name).is_dir()
+    return {
+        "name": Path(loaded.name).resolve().name if local else loaded.name,
+        "parameters": shape.parameters,
+        "active": shape.active,  # parameters that one token uses
+        "weights": shape.weights,
+        "compute": shape.compute,
+        "context": session.decoder.max_context,  # the most tokens here
+        "attention": session.setup.attention.name,
+        "captured": session.decoder.runner.captures,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +79,7 @@ class Run:
     A step is a forward pass that yields tokens; the first one reads the end of the prompt.
     """
 
-    method: MethodName
+    contender: str  # the name of the method
     row: str
     category: str  # of the prompt; in a sweep over contexts, the length, such as "4096"
     turn: int  # from 1 on, as is `repeat`
@@ -181,7 +125,7 @@ class Skipped:
 class Failure:
     """A method that failed on a row, and the error in one line."""
 
-    method: MethodName
+    contender: str  # the name of the method
     row: str
     error: str
 
@@ -190,7 +134,7 @@ class Failure:
 class TimeSpent:
     """Where the time of one method goes, in the steps after the first of each answer."""
 
-    method: MethodName
+    contender: str  # the name of the method
     steps: int
     # Per step, by part: "draft", "forward", "commit", "learn" and "text".
     seconds: Mapping[str, float]
@@ -205,32 +149,19 @@ class Result:
     seconds: float  # without loading
     interrupted: bool
     reference: str | None  # the baseline of speed-ups and equality
-    machine: Machine
-    model: MeasuredModel
-    conditions: Conditions
-    methods: Annotated[tuple[Method, ...], Field(alias="contenders")]
+    machine: Mapping[str, Any]
+    model: Mapping[str, Any]
+    conditions: Mapping[str, Any]  # what was asked for
+    contenders: tuple[Method, ...]
     runs: tuple[Run, ...]
     skipped: tuple[Skipped, ...] = ()
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
 
     @property
-    def circumstances(self) -> dict[str, Mapping[str, Any]]:
-        """What could explain the figures: groups of names and values, methods by their names."""
-        asked, machine = asdict(self.conditions), asdict(self.machine)
-        return {
-            "run": {
-                "command": asked.pop("command"),
-                "created": self.created,
-                "seconds": self.seconds,
-            },
-            "version": machine.pop("versions"),
-            "machine": {**machine, "memory": format_bytes(self.machine.memory)},
-            "model": asdict(self.model),
-            "sampling": asked.pop("sampling"),
-            "asked": {**asked, "prompts measured": len({run.row for run in self.runs})},
-            **{method.name: method.settings for method in self.methods},
-        }
+    def sampled(self) -> bool:
+        """Whether tokens are drawn: transformers draws them with other random numbers."""
+        return bool(self.conditions["sampling"].get("temperature", 0.0) > 0.0)
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -240,16 +171,13 @@ class Result:
     def runs_of(self, method: str, category: str | None = None) -> list[Run]:
         """The runs of a method, of one category or of all."""
         return [
-            run for run in self.runs if run.method == method and category in (None, run.category)
+            run for run in self.runs if run.contender == method and category in (None, run.category)
         ]
 
 
-_RESULT = TypeAdapter(Result)
-
-
 def to_json(result: Result) -> str:
-    """A result as one line of ASCII, so that no name in it can drive a terminal."""
-    return json.dumps(_RESULT.dump_python(result, by_alias=True), allow_nan=False)
+    """Return a result as one line of ASCII, so that no name in it can drive a terminal."""
+    return json.dumps(asdict(result), allow_nan=False)
 
 
 def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:

@@ -39,7 +39,6 @@ class Figures:
     first_seconds: float
     step_median: float | None  # seconds, without the first steps
     speedup: Speedup | None  # over the baseline, on the rows that both have
-    peak_memory: int | None  # bytes
     equal: int
     compared: int
 
@@ -48,14 +47,14 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
     """Figures of every method that has runs, in the order of the methods."""
     baseline = result.runs_of(result.reference, category) if result.reference else []
     # transformers draws other random numbers.
-    foreign = {each.name for each in result.methods if each.foreign}
+    foreign = {each.name for each in result.contenders if each.foreign}
     found = []
-    for method in result.methods:
+    for method in result.contenders:
         if not (runs := result.runs_of(method.name, category)):
             continue
         steps = [seconds for run in runs for seconds in run.step_seconds]
         fed = [run.fed for run in runs if run.fed is not None]
-        comparable = not (result.conditions.sampled and foreign & {method.name, result.reference})
+        comparable = not (result.sampled and foreign & {method.name, result.reference})
         itself = method.name == result.reference
         equal, compared = equality(runs, baseline) if comparable and not itself else (0, 0)
         found.append(
@@ -67,7 +66,6 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
                 first_seconds=statistics.median(run.first_seconds for run in runs),
                 step_median=statistics.median(steps) if steps else None,
                 speedup=None if itself else speedup(runs, baseline),
-                peak_memory=max(run.peak_memory or 0 for run in runs) or None,
                 equal=equal,
                 compared=compared,
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +13,7 @@ from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingC
 from transformers.generation import BaseStreamer
 
 from ..decoder.compat import GENERATE_CACHE
-from ..decoder.quiet import quiet
-from ..errors import LadeError, describe_error
+from ..errors import LadeError
 from ..generation_config import as_generate
 from ..session.text import TextStream
 from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
 
 LOOKUP = 10
 """Tokens that transformers' prompt lookup proposes, as in its documentation."""
-WARM_UPS, WARM_UP_TOKENS, PROMPT = 3, 16, 256
-"""Texts that warm compiled steps up, tokens of each, and tokens of their prompt at most: the first
-text compiles the steps, and on a GPU the next ones capture them."""
 
 
 class StockRunner:
@@ -49,7 +44,7 @@ class StockRunner:
         # anew for another address.
         self._cache: StaticCache | None = None
         if method.strategy == STOCK_COMPILED:
-            self._make_cache(max(room, 2 * WARM_UP_TOKENS))
+            self._make_cache(room)
 
     def _make_cache(self, length: int) -> None:
         self._room = length
@@ -65,34 +60,10 @@ class StockRunner:
         decoder = self._session.decoder
         decoder.forget(keep_memory=decoder.runner.captures)
 
-    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Compile the steps of a static cache with any prompt."""
-        self.begin()
-        settings = replace(self._settings, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, stop=())
-        prompt = prompt[: min(PROMPT, self._room - WARM_UP_TOKENS)]
-        try:
-            with quiet():  # what matters of its output is an error
-                for _ in range(WARM_UPS):
-                    self._generate(prompt, settings, cancelled)
-                    # Another runner of this process may have compiled the same steps.
-                    if not cancelled() and not compilations():
-                        raise LadeError("transformers does not compile the steps of this model")
-        except Exception as error:  # the compiler raises anything
-            if not cancelled():  # Ctrl-C reaches the compiler, too
-                raise LadeError(
-                    f"{self.method.name} cannot be measured: {describe_error(error)}; leave it out"
-                    " of --strategies"
-                ) from error
-
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """As `MethodRunner.answer`; raises what transformers raises."""
         self._session.decoder.check_prompt(prompt)
-        return self._generate(prompt, self._settings, cancelled)
-
-    def _generate(
-        self, prompt: Sequence[int], settings: Settings, cancelled: Callable[[], bool]
-    ) -> Answer:
-        model, length = self._session.stock_model, len(prompt)
+        settings, model, length = self._settings, self._session.stock_model, len(prompt)
         config = _config(self._session, length, settings, self._lookup)
         given: dict[str, Any] = {}
         if self._cache is not None:
@@ -116,6 +87,8 @@ class StockRunner:
                 streamer=steps,
                 **given,
             )
+        if self._cache is not None and not compilations():
+            raise LadeError("transformers does not compile the steps of this model")
         # Prompt lookup may go on after the end, and cuts the text afterwards.
         answer = steps.ids[: out.shape[1] - length]
         ended = bool(answer) and answer[-1] in (config.eos_token_id or ())

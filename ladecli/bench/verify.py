@@ -26,11 +26,11 @@ from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
 from .result import (
     PLAIN,
-    Machine,
-    MeasuredModel,
     Method,
     Skipped,
     command_line,
+    describe_machine,
+    describe_model,
     lookahead_shown,
     now,
     sampling_shown,
@@ -46,7 +46,7 @@ SCHEMA = "lade-verify/1"
 
 
 def run(request: VerifyRequest) -> int:
-    """Compare with plain decoding and print what was found.
+    """Compare with plain decoding and print the result.
 
     Returns:
         The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
@@ -59,42 +59,48 @@ def run(request: VerifyRequest) -> int:
     dialogues, skipped = make_dialogues(session, request, rows, terminal)
     answers = 2 * sum(row.answers for row in rows)
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
-        found = Verifier(session, request, cancelled, advance).compare(dialogues)
-    found.skipped[:0] = skipped
+        result = Verifier(session, request, cancelled, advance).compare(dialogues)
+    result.skipped[:0] = skipped
     if request.json:
-        data = {
-            "schema": SCHEMA,
-            "created": now(),
-            "seconds": round(time.perf_counter() - began, 3),
-            "command": command_line(sys.argv[1:]),
-            "machine": asdict(Machine.of(session)),
-            "model": asdict(MeasuredModel.of(session)),
-            "prompts": Path(request.prompts).name,
-            "max_new_tokens": request.max_new_tokens,
-            "template": request.template(session.has_template) is not None,
-            "interrupted": found.interrupted,
-            "passed": found.passed,
-            "verdict": found.verdict,
-            **found.as_object(),
+        data = _as_object(result, session, request) | {
+            "seconds": round(time.perf_counter() - began, 3)
         }
         print(json.dumps(data, allow_nan=False))
     else:
-        _show(found, f"{request.strategy} against plain decoding", session, terminal)
-    if found.interrupted:
-        return INTERRUPTED
-    return 0 if found.passed else LadeError.exit_code
-
-
-def _show(result: Comparison, what: str, session: Session, terminal: Terminal) -> None:
-    """Print single findings and, last, the verdict."""
-    console, model = terminal.console(sys.stdout), MeasuredModel.of(session)
-    title = f"{what}: {model.name}, {model.weights} on {session.loaded.device.label}"
-    skipped = (f"skipped {row.row}: {row.reason}" for row in result.skipped)
-    for line in (title, *result.details, *skipped):
-        screen.line(console, line)
+        console, model = terminal.console(sys.stdout), describe_model(session)
+        where = f"{model['name']}, {model['weights']} on {session.loaded.device.label}"
+        screen.line(console, f"{request.strategy} against plain decoding: {where}")
+        for divergence in result.divergences:
+            screen.line(console, str(divergence))
+        for row in result.skipped:
+            screen.line(console, f"skipped {row.row}: {row.reason}")
+        if result.interrupted:
+            screen.line(console, "stopped early: this is what was compared until then")
+        screen.line(console, result.verdict, "bold")
     if result.interrupted:
-        screen.line(console, "stopped early: this is what was compared until then")
-    screen.line(console, result.verdict, "bold")
+        return INTERRUPTED
+    return 0 if result.passed else LadeError.exit_code
+
+
+def _as_object(result: Comparison, session: Session, request: VerifyRequest) -> dict[str, Any]:
+    """Return the JSON object but for the time; its keys are part of the interface."""
+    return {
+        "schema": SCHEMA,
+        "created": now(),
+        "command": command_line(sys.argv[1:]),
+        "machine": describe_machine(session),
+        "model": describe_model(session),
+        "prompts": Path(request.prompts).name,
+        "max_new_tokens": request.max_new_tokens,
+        "template": request.template(session.has_template) is not None,
+        "passed": result.passed,
+        "verdict": result.verdict,
+        **asdict(result),
+        "rows": len({answer.row for answer in result.answers}),
+        "tokens": result.tokens,
+        "divergences": len(result.divergences),
+        "unexplained": result.unexplained,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +109,6 @@ class SpelledToken:
 
     id: int
     text: str
-
-    def __str__(self) -> str:
-        """As a message names it."""
-        return f"{self.text} ({self.id})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +128,20 @@ class Divergence:
     explained: bool = False  # by rounding
 
     def __str__(self) -> str:
-        """Where it is, and what explains it: two lines."""
+        """Return the place and the explanation, in two lines."""
         why = "no logit gap is known (an answer ended, or memory ran out)"
         if self.gap is not None:
             why = (
                 f"logit gap {self.gap:.3g}, to the other choice {self.distance:.3g}; rounding"
                 f" moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
             )
+        plain, other = (
+            f"{token.text} ({token.id})" if token else "the end"
+            for token in (self.plain, self.other)
+        )
         return (
             f"{self.row}, turn {self.turn}, token {self.position} of the answer:"
-            f" {self.other or 'the end'} where plain decoding has {self.plain or 'the end'}\n"
+            f" {other} where plain decoding has {plain}\n"
             f"  in a step of {counted(self.width, 'token')}; {why}:"
             f" {'explained' if self.explained else 'NOT explained'}"
         )
@@ -199,21 +205,6 @@ class Comparison:
             count = counted(len(found), "divergence")
             return f"equal but for near-ties: {count} in {compared}, which rounding explains"
         return f"equal: all {compared}"
-
-    @property
-    def details(self) -> list[str]:
-        """What is known of each divergence."""
-        return list(map(str, self.divergences))
-
-    def as_object(self) -> dict[str, Any]:
-        """Its part of the JSON object; keys are part of the interface."""
-        return {
-            **asdict(self),
-            "rows": len({answer.row for answer in self.answers}),
-            "tokens": self.tokens,
-            "divergences": len(self.divergences),
-            "unexplained": self.unexplained,
-        }
 
 
 class Verifier:

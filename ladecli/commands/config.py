@@ -5,14 +5,11 @@ from __future__ import annotations
 import difflib
 import errno
 import functools
-import itertools
 import json
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
@@ -30,19 +27,6 @@ _HEAD = """\
 # Lines that begin with # and no blank are settings: remove the # to set them.
 # "" stands for no value, as if the line were not there.  `lade config` tells what holds.
 """
-_FOOT = """
-# --- One command alone ---
-
-# Below the name of a command, at the end of the file, settings hold for that command alone:
-# chat, generate, tune and others.
-#[chat]
-#max-new-tokens = ""
-"""
-
-
-def _table(command: str) -> str:
-    """The table of the config file that holds a command's own settings."""
-    return command.split()[0]
 
 
 @functools.cache
@@ -56,8 +40,8 @@ def lasting() -> dict[str, tuple[Option, list[str]]]:
     return found
 
 
-def read() -> dict[str, dict[str, Any]]:
-    """What the config file says: settings by key, for each command's first word; "" for all.
+def read() -> dict[str, Any]:
+    """Return the settings of the config file by key.
 
     Raises:
         UsageError: it cannot be read, is no TOML, has an unknown key or a value of a wrong type.
@@ -76,55 +60,30 @@ def read() -> dict[str, dict[str, Any]]:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
         fix = "mend it, or lade config init --force writes a new one"
         raise UsageError(f"{where} is not valid TOML: {reason}; {fix}") from error
-    found = {"": content}
-    for command in set(map(_table, COMMANDS)) & content.keys():
-        found[command] = content.pop(command)
-        if not isinstance(found[command], dict):
-            raise UsageError(
-                f"{where}: {command} is a command; its settings stand below [{command}]"
-            )
-    return {
-        command: _checked(said, command, f"{where}, [{command}]" if command else where)
-        for command, said in found.items()
-    }
-
-
-def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any]:
-    """The settings of the file, or of what it says for one command."""
-    known = {
-        setting.name: setting
-        for setting, having in lasting().values()
-        if not command or command in map(_table, having)
-    }
-    found: dict[str, Any] = {}
-    for written, value in said.items():
+    known = {setting.name: setting for setting, _ in lasting().values()}
+    settings: dict[str, Any] = {}
+    for written, value in content.items():
         name = written.replace("_", "-")
         if name not in known:
-            names = [*known, *(() if command else map(_table, COMMANDS))]
-            near = difflib.get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise UsageError(f"{where} has an unknown key {written!r}; {hint}")
-        key = known[name].key
-        # An empty text is as if the line were not there, as with variables.
+        if value in ("", []):  # as if the line were not there, as with variables
+            continue
         try:
-            found[key] = value if value == "" else known[name].typed(value)
+            settings[known[name].key] = known[name].typed(value)
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
-    return {key: value for key, value in found.items() if value not in ("", [])}
+    return settings
 
 
 def defaults(command: str) -> dict[str, Any]:
-    """The config file's settings for a command, by key, as click's default_map.
+    """Return the config file's settings for a command, by key, as click's default_map.
 
     Raises:
         UsageError: as `read`.
     """
-    if not (found := read()):
-        return {}
-    own = {**found[""], **found.get(_table(command), {})}
-    return {
-        key: own[key] for key, (_, having) in lasting().items() if key in own and command in having
-    }
+    return {key: value for key, value in read().items() if command in lasting()[key][1]}
 
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
@@ -144,42 +103,25 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _print_path(path: Path) -> None:
-    """Print a path: on a terminal without what would drive it, else as it is, for programs."""
-    print(one_line(str(path)) if sys.stdout.isatty() else path)
-
-
 def run_init(request: InitRequest) -> int:
-    """Write a config file with every setting in it, commented out; returns the exit code.
+    """Write a config file with every setting in it, commented out; return the exit code.
 
     Raises:
-        UsageError: there is one, and no --force, which keeps it beside the new one.
+        UsageError: there is one, and no --force.
         LadeError: it cannot be written.
     """
     target = config_path()
     if target.exists() and not request.force:
-        raise UsageError(
-            f"there is a config file {target}; --force writes a new one, and keeps a copy"
-        )
+        raise UsageError(f"there is a config file {target}; --force writes a new one over it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        kept = _kept(target) if target.exists() else None
     except OSError as error:
         reason = error.strerror or error
         raise LadeError(f"the config file {target} cannot be written: {reason}") from error
     files.write(target, template(), "config init")
-    if kept is not None:
-        Terminal().say(f"the old one is {kept.name} now, in the same folder")
-    _print_path(target)
+    # On a terminal a path must not drive it; programs get it as it is.
+    print(one_line(str(target)) if sys.stdout.isatty() else target)
     return 0
-
-
-def _kept(path: Path) -> Path:
-    """A copy of the file, under a name that no earlier copy has."""
-    names = (f"{path.name}.bak{number or ''}" for number in itertools.count())
-    copy = next(each for each in map(path.with_name, names) if not each.exists())
-    shutil.copy2(path, copy)
-    return copy
 
 
 def template() -> str:
@@ -193,14 +135,13 @@ def template() -> str:
         ]
         if entries:
             parts.append("\n".join([f"\n# --- {panel} ---\n", *entries]))
-    return "".join([*parts, _FOOT])
+    return "".join(parts)
 
 
 def _entry(setting: Option, having: list[str]) -> str:
     about = [setting.described]
-    commands = dict.fromkeys(map(_table, having))
-    if not commands.keys() >= {"chat", "generate"}:
-        about.append(f"for {' and '.join(commands)}")
+    if not {*having} >= {"chat", "generate"}:
+        about.append(f"for {' and '.join(having)}")
     if setting.variable:
         about.append(setting.variable)
     empty = [] if setting.kind is list else ""
@@ -230,7 +171,7 @@ def _rows(found: Mapping[str, Options]) -> Iterator[tuple[str, str, str]]:
         for command in having:
             request = found[command]
             value, origin = getattr(request, key), request.origins.get(key, "default")
-            rows[_table(command)] = "***" if setting.secret and value else value, origin
+            rows[command] = "***" if setting.secret and value else value, origin
         usual = max(rows.values(), key=list(rows.values()).count)
         yield setting.name, _shown(usual[0]), usual[1]
         for command, (value, origin) in rows.items():

@@ -1,6 +1,6 @@
 """`lade doctor`: check the machine, the installation, the settings and a model; name the fixes.
 
-A check is a function that yields findings; `CHECKS` lists all of them in the order of the report.
+Every section is a function that yields findings; `SECTIONS` has them in the order of the report.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import asdict
 from importlib import import_module, metadata
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import __version__, profiles
 from ..decoder.errors import Error
 from ..errors import UsageError, counted, describe_error
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
-from ..profiles import measured, summarise, user
+from ..profiles import summarise, user
 from ..session import setup as decode_setup
 from ..specs import adapters, device, hub, model_files
 from ..specs.memory import format_bytes
@@ -32,13 +32,9 @@ from . import cli
 
 if TYPE_CHECKING:
     from ..models import PlannedModel
-    from ..session.setup import Setup
-    from ..specs.memory import Need
 
 SCHEMA = 2
 """Version of what --json prints."""
-_PROGRAM = 0.5e9
-"""Bytes that Python takes with torch and transformers, before any model."""
 _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
 PARTS = (
@@ -60,10 +56,6 @@ PARTS = (
 )
 """Optional packages: the name, what it brings, and what to install."""
 _NEED_CUDA = ("flash-attn", "triton")
-_SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
-"""Options whose origin is named beside the profile's."""
-
-Check = Callable[[DoctorRequest], Iterator[Finding]]
 
 
 def run(request: DoctorRequest) -> int:
@@ -100,75 +92,60 @@ def run(request: DoctorRequest) -> int:
 
 
 def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
-    """Every finding with the title of its section; nothing raises."""
+    """Return every finding with the title of its section; nothing raises."""
     report: list[tuple[str, Finding]] = []
-    failed: set[Check] = set()
-    for title, check, *needs in CHECKS:
-        if not failed.isdisjoint(needs):
-            continue
-        found, name = list[Finding](), check.__name__.replace("_", " ")
+    sections = SECTIONS
+    try:
+        import_module("torch")
+    except Exception as error:  # a broken installation raises anything
+        name = getattr(error, "name", None) or "torch"
+        value = f"cannot be imported: {describe_error(error)}"
+        fix = f"pip install --force-reinstall {name.partition('.')[0]}"
+        report.append(("Machine", Finding(name, value, PROBLEM, fix)))
+        sections = {"Versions": versions, "Hub": downloads}
+    for title, section in sections.items():
+        findings: list[Finding] = []
         try:
-            found += check(request)
+            findings += section(request)
         except Error as error:
-            found.append(Finding(name, str(error), PROBLEM))
+            findings.append(Finding(title.lower(), str(error), PROBLEM))
         except Exception as error:  # whatever is wrong with a machine must not end the report
-            found.append(Finding(name, f"could not be looked at: {describe_error(error)}", WARNING))
-        if any(each.level == PROBLEM for each in found):
-            failed.add(check)
-        report += [(title, each) for each in found]
+            value = f"could not be looked at: {describe_error(error)}"
+            findings.append(Finding(title.lower(), value, WARNING))
+        report += [(title, finding) for finding in findings]
     return report
 
 
-def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
-    """Whether torch, without which nothing is decoded, can be imported."""
-    try:
-        import_module("torch")
-    except Exception as error:
-        name = getattr(error, "name", None) or "torch"
-        fix = f"pip install --force-reinstall {name.partition('.')[0]}"
-        yield Finding(name, f"cannot be imported: {describe_error(error)}", PROBLEM, fix)
-
-
-def devices(_request: DoctorRequest) -> Iterator[Finding]:
-    """The devices that torch can use and their memory; the one that models run on first."""
-    limit = os.environ.get("OMP_NUM_THREADS")  # the user's: what imports torch may set it
-    found = device.present()
-    first, known = found[0], device.details(found[0])
+def machine(_request: DoctorRequest) -> Iterator[Finding]:
+    """Report the devices that torch can use, the one that models run on first, and their memory."""
+    devices = device.present()
+    first, known = devices[0], device.details(devices[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
     yield Finding("device", f"{first.label} ({first.torch_name}){capability}")
     usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
     yield Finding("torch", f"{model_files.version('torch')}, for {device.gpu_build() or usual}")
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown")
-    for each in found:
-        name = {"cpu": "main memory", "mps": "memory"}.get(each.kind, f"memory {each.torch_name}")
-        free = device.free_memory(each)
-        value = f"{format_bytes(free)} free of {format_bytes(each.memory)}"
-        if free < _SCARCE * each.memory:
+    for one in devices:
+        name = {"cpu": "main memory", "mps": "memory"}.get(one.kind, f"memory {one.torch_name}")
+        free = device.free_memory(one)
+        value = f"{format_bytes(free)} free of {format_bytes(one.memory)}"
+        if free < _SCARCE * one.memory:
             yield Finding(name, value, WARNING, "end other programs that use it")
         else:
             yield Finding(name, value)
-    cpu, quota = device.detect("cpu"), device.cpu_quota()
-    why = f" (OMP_NUM_THREADS={limit})" if limit else " (a cgroup's share)" if quota else ""
-    count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
+    cpu = device.detect("cpu")
+    count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}"
     yield Finding("processor", f"{cpu.label}: {count}")
-    if costs := measured.read_all():
-        value = f"measured for {counted(len(costs), 'model')}: {measured.path()}"
-        yield Finding("step costs", value)
-
-
-def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
-    """A GPU of the machine that torch cannot use."""
     # The tool is in images without a GPU, too.
-    if device.detect().kind != "cpu" or "GPU" not in device.output("nvidia-smi", "-L"):
-        return
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        value = "CUDA_VISIBLE_DEVICES hides it"
-        yield Finding("GPU", value, NOTE, "unset CUDA_VISIBLE_DEVICES to use it")
-    else:
-        value = f"torch (for {device.gpu_build() or 'CPUs'}) cannot use the NVIDIA GPU here"
-        fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
-        yield Finding("GPU", value, WARNING, fix)
+    if first.kind == "cpu" and "GPU" in device.output("nvidia-smi", "-L"):
+        if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+            value = "CUDA_VISIBLE_DEVICES hides it"
+            yield Finding("GPU", value, NOTE, "unset CUDA_VISIBLE_DEVICES to use it")
+        else:
+            value = f"torch (for {device.gpu_build() or 'CPUs'}) cannot use the NVIDIA GPU here"
+            fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
+            yield Finding("GPU", value, WARNING, fix)
 
 
 def versions(_request: DoctorRequest) -> Iterator[Finding]:
@@ -206,11 +183,11 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
             yield Finding(name, f"missing; would bring {brings}", NOTE, f"pip install {packages}")
 
 
-def config_file(_request: DoctorRequest) -> Iterator[Finding]:
-    """The config file.
+def settings(request: DoctorRequest) -> Iterator[Finding]:
+    """Report the config file, CUDA graphs, and the profile in use.
 
     Raises:
-        Error: a command refuses what holds without flags; a file that cannot be read ends doctor.
+        Error: what holds without flags is refused by a command.
     """
     path = config_path()
     for standing in cli.standing().values():
@@ -219,30 +196,23 @@ def config_file(_request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("config file", str(path))
     else:
         yield Finding("config file", f"none at {path}", NOTE, "lade config init writes one")
-
-
-def cuda_graphs(request: DoctorRequest) -> Iterator[Finding]:
-    """Whether steps are captured as CUDA graphs."""
-    why = decode_setup.why_no_graphs(request, device.detect(request.device))
+    here = device.detect(request.device)
+    why = decode_setup.why_no_graphs(request, here)
     if why is None:
         yield Finding("CUDA graphs", "on, for every model whose steps can be captured")
     elif request.cuda_graphs:
         yield Finding("CUDA graphs", f"off: {why}", PROBLEM, "leave --cuda-graphs out")
     else:
         yield Finding("CUDA graphs", f"off: {why}", NOTE)
-
-
-def profile(request: DoctorRequest) -> Iterator[Finding]:
-    """The profile that is used here, and what is wrong with the user's own ones."""
     own, faults = user.read_all()
-    here = device.detect(request.device)
     usual = profiles.usual(here, own)
-    name = request.profile or (usual and usual.name)
-    if name is None:
-        yield Finding("profile", profiles.unknown(here), WARNING, "--budget 64, for example")
+    if request.profile is not None:
+        profiles.read(request.profile)
+        yield Finding("profile", f"{request.profile}, by {request.origins['profile']}")
+    elif usual is not None:
+        yield Finding("profile", f"{usual.name}, for {here.label}")
     else:
-        origin = f"by {request.origins['profile']}" if request.profile else f"for {here.label}"
-        yield Finding("profile", f"{name}, {origin}")
+        yield Finding("profile", profiles.unknown(here), WARNING)
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
 
@@ -265,11 +235,8 @@ def downloads(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("token", "none; gated models need one", NOTE, "hf auth login")
 
 
-# The model.
-
-
 def model(request: DoctorRequest) -> Iterator[Finding]:
-    """Whether the model can be loaded and decoded, and with which settings.
+    """Report whether the model can be loaded and decoded, and with which settings.
 
     Raises:
         Error: it cannot; the message says why.
@@ -285,17 +252,6 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     planned = models.plan(request.model, request, request, progress=False)
     for notice in models.check_weights(planned):
         yield Finding("weights", notice, WARNING)
-    yield from _facts(request, planned)
-    yield from _ends(request, planned)
-    decode_setup.check_device(request, planned.device, planned.part, split=False)
-    setup = decode_setup.decide(request, request, planned)
-    yield from _setup(request, setup)
-    if setup.need is not None and planned.device.kind == "cpu":
-        yield Finding("memory use", _memory_use(planned, setup.need))
-
-
-def _facts(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
-    """What a model is, what can be claimed of its texts, and whether what it needs is installed."""
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
     if facts.no_trees:
@@ -303,92 +259,58 @@ def _facts(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
     yield Finding("family", f"{facts.family}, {tested}")
     parameters = f"{user.short(spec.parameters)} parameters"
     yield Finding("weights", f"{parameters}, {format_bytes(spec.weight_bytes)} as {spec.weights}")
-    invariant = request.batch_invariant and decode_setup.why_not_invariant(planned) is None
-    yield Finding("exactness", spec.exactness(invariant=invariant))
-    for notice in planned.notices:
-        yield Finding("notice", notice, NOTE)
     if lacking := model_files.missing_packages(spec.weights):
         value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
-    made_for = "" if facts.max_positions else ", for its configuration does not say how many"
-    yield Finding("context", f"{counted(facts.context, 'token')}{made_for}")
+    yield Finding("context", counted(facts.context, "token"))
+    yield from _ends(request, planned)
+    decode_setup.check_device(request, planned.device, planned.part, split=False)
+    setup = decode_setup.decide(request, request, planned)
+    invariant = setup.attention.name == "invariant"
+    yield Finding("exactness", spec.exactness(invariant=invariant))
+    yield Finding("attention", f"{setup.attention.name}: {setup.attention.why}")
+    assert setup.choice is not None  # `decide` has asked a profile
+    used = request.lookahead(setup.choice.base(request.wants_paper))
+    shown = f", {summarise(used)}" if request.strategy == "lookahead" else ""
+    yield Finding("settings", f"{request.strategy}{shown}, of the profile {setup.choice.profile}")
+    for notice in (*planned.notices, *setup.choice.notices, *setup.effects):
+        yield Finding("notice", notice, NOTE)
+    if setup.memory_notice:
+        yield Finding("memory", setup.memory_notice, WARNING)
+    else:
+        yield Finding("memory", f"the model and {setup.context} tokens of context fit")
 
 
 def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
-    """The tokens that end an answer: those of the configs, and the chat template's."""
+    """Report the tokens that end an answer, and what is wrong with what names them."""
     from .. import models
     from ..session.chat_template import GREETING, ChatTemplate
 
     if hub.folder_of(planned.source, planned.options.revision) is None:
         return  # it is still to be downloaded
-    tokenizer, stated, ignored = models.tokenizer_and_ends(planned)
+    tokenizer, ends, ignored = models.tokenizer_and_ends(planned)
     if ignored:
         value = f"not applied: {', '.join(ignored)}"
         yield Finding("generation config", value, WARNING)
-    choice, closing = request.template(bool(tokenizer.chat_template)), None
     try:
-        if choice is not None:
+        if (choice := request.template(bool(tokenizer.chat_template))) is not None:
             template = ChatTemplate(tokenizer, choice)
-            closing = template.end_token
+            if template.end_token is not None:
+                ends |= {template.end_token}
             for notice in template.notices:
                 yield Finding("chat template", notice, NOTE)
             template.encode(GREETING)
     except UsageError as error:
         yield Finding("chat template", str(error), WARNING)
-    ends = [(token, "by its configs") for token in sorted(stated)]
-    if closing is not None and closing not in stated:
-        ends.append((closing, "by its chat template"))
-    spelt = [f"{tokenizer.convert_ids_to_tokens(token)} ({why})" for token, why in ends]
-    yield Finding("end tokens", ", ".join(spelt) or "none: answers end at --max-new-tokens")
+    names = ", ".join(tokenizer.convert_ids_to_tokens(sorted(ends)))
+    yield Finding("end tokens", names or "none: answers end at --max-new-tokens")
 
 
-def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
-    """How the model would be decoded, where each setting comes from, and whether it fits."""
-    attention, choice = setup.attention, setup.choice
-    assert choice is not None  # `decide` has asked a profile
-    yield Finding("attention", f"{attention.name}: {attention.why}")
-    used = request.lookahead(choice.base(request.wants_paper))
-    given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
-    origin = choice.paper_origin if request.wants_paper else choice.origin
-    others = (f"; {key} from {origin}" for key, origin in given.items())
-    settings = f", {summarise(used)}" if request.strategy == "lookahead" else ""
-    yield Finding("settings", f"{request.strategy}{settings}")
-    yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
-    for notice in (*choice.notices, *setup.effects):
-        yield Finding("notice", notice, NOTE)
-    level, value = OK, "the model and its whole context fit"
-    if setup.memory_notice:
-        level, value = WARNING, setup.memory_notice
-    elif request.max_context is not None:
-        value = f"the model and {setup.context} tokens of context fit"
-    yield Finding("memory", value, level)
-
-
-def _memory_use(planned: PlannedModel, need: Need) -> str:
-    """Say what a model on a CPU takes of memory: while it opens, and in a chat."""
-    folder = hub.folder_of(planned.source, planned.options.revision)
-    files = model_files.weight_files(folder) if folder is not None else []
-    size = sum(path.stat().st_size for path in files if path.is_file())
-    copy = 0.0  # what is in memory beside the weights while they are made
-    if "gguf_file" in planned.hub_options:
-        copy = need.weights
-    elif size < 0.9 * need.weights:  # they are converted
-        copy = size
-    sizes = need.weights + copy, need.weights, need.total
-    opening, chat, full = (format_bytes(each + _PROGRAM) for each in sizes)
-    return f"about {opening} while it opens, {chat} in a chat, and {full} with a full context"
-
-
-CHECKS: tuple[tuple[Any, ...], ...] = (
-    ("Machine", torch_works),
-    ("Machine", devices, torch_works),
-    ("Machine", unused_gpu, torch_works),
-    ("Versions", versions),
-    ("Optional parts", optional_parts, torch_works),
-    ("Settings", config_file),
-    ("Settings", cuda_graphs, torch_works),
-    ("Settings", profile, torch_works, cuda_graphs),
-    ("Hub", downloads),
-    ("Model", model, torch_works, cuda_graphs),
-)
-"""Each check with the title of its section, and those without whose success it is left out."""
+SECTIONS: dict[str, Callable[[DoctorRequest], Iterator[Finding]]] = {
+    "Machine": machine,
+    "Versions": versions,
+    "Optional parts": optional_parts,
+    "Settings": settings,
+    "Hub": downloads,
+    "Model": model,
+}

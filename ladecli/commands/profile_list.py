@@ -16,7 +16,7 @@ from ..view.terminal import Terminal
 if TYPE_CHECKING:
     from ..options.commands import ProfileRequest
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the JSON objects."""
 
 
@@ -30,7 +30,7 @@ def run(request: ProfileRequest) -> int:
         return _list(request)
     profile = profiles.read(request.profile)
     if request.json:
-        return _print(**{**_identity(profile), **profile.as_file()})
+        return _print(**(_identity(profile) | profile.as_file()))
     print(profiles.dump(profile), end="")
     return 0
 
@@ -41,41 +41,34 @@ def _list(request: ProfileRequest) -> int:
         device = machine.detect(request.device)
         own, notices = user.read_all()
     usual = profiles.usual(device, own)
-    name = usual.name if usual else None
-    rows = []
-    for profile in sorted(profiles.every(own).values(), key=lambda profile: profile.name):
-        hardware = profile.hardware
-        rows.append(
+    known = sorted(profiles.every(own).values(), key=lambda profile: profile.name)
+    if request.json:
+        rows = [
             _identity(profile)
             | {
-                "shadows_shipped": profile.place != "shipped"
-                and profile.name in profiles.shipped(),
-                "this_machine": profile.name == name,
-                "hardware": hardware.model_dump() if hardware else None,
+                "this_machine": profile == usual,
+                "hardware": profile.hardware and profile.hardware.model_dump(),
             }
-        )
-    if request.json:
+            for profile in known
+        ]
         described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
+        name = usual and usual.name
         return _print(device=described, profile=name, profiles=rows, notices=notices)
     terminal.say(*notices)
     console = terminal.console(sys.stdout)
     cells = []
-    for row in rows:
+    for profile in known:
         speeds = [screen.NONE, screen.NONE]
-        if rates := row["hardware"]:
-            speeds = [
-                f"{rates['bandwidth'] / 1e9:.0f}",
-                profiles.tera(max(rates["rates"].values())),
-            ]
-        place = f"{row['from']}{', before the shipped one' if row['shadows_shipped'] else ''}"
-        mark = "* " if row["this_machine"] else "  "
-        cells.append((mark + row["name"], row["description"], *speeds, place))
+        if hardware := profile.hardware:
+            speeds[0] = f"{hardware.bandwidth / 1e9:.0f}"
+            speeds[1] = profiles.tera(max(hardware.rates.values()))
+        mark = "* " if profile == usual else "  "
+        cells.append((mark + profile.name, profile.description, *speeds, profile.place))
     heads = ("profile", "for", "GB/s", "TFLOP/s", "from")
     columns = tuple(Column(head, number=head in ("GB/s", "TFLOP/s")) for head in heads)
     screen.print_table(Table("Hardware profiles", columns, tuple(cells)), console)
-    console.print()
-    used = f"{name} is for this machine: {user.key_of(device)}" if name else None
-    screen.line(console, f"* {used or profiles.unknown(device)}")
+    used = f"{usual.name} is for this machine: {user.key_of(device)}" if usual else None
+    screen.line(console, f"\n* {used or profiles.unknown(device)}")
     return 0
 
 

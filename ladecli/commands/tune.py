@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..decoder.step_cost import FEWEST, StepCost
@@ -14,16 +13,13 @@ from ..errors import LadeError
 from ..options.drafting import DraftOptions
 from ..profiles import measured, user
 from ..session import opening
-from ..specs.device import cores
 from ..view import screen
 from ..view.terminal import Terminal
 
 if TYPE_CHECKING:
     from ..options.commands import TuneRequest
 
-SCHEMA = 2
-PARTS = 10
-"""Parts of the time, after each of which the bar moves on."""
+SCHEMA = 3
 DISAGREE = 1.3
 """How many times as long as its fastest step the usual one of a width may take."""
 
@@ -36,53 +32,45 @@ def run(request: TuneRequest) -> int:
     decoder, loaded = session.decoder, session.loaded
     if decoder.runner.model.drafts == "none":
         raise LadeError(f"{loaded.name} is decoded one token at a time: no step is wider")
-    found: dict[int, list[float]] = {}
     try:
-        with terminal.bar(f"measuring for {request.seconds:g} s", PARTS) as advance:
-            for _ in range(PARTS):
-                part = measured.run(decoder, loaded.device, request.seconds / PARTS, found)
-                for width, times in part.items():
-                    found.setdefault(width, []).extend(times)
-                advance(1)
+        with terminal.progress(f"measuring for {request.seconds:g} s"):
+            times = measured.run(decoder, loaded.device, request.seconds, ())
     except KeyboardInterrupt:
         terminal.say("stopped; nothing was written")
         raise
-    if len(found) < FEWEST:
+    if len(times) < FEWEST:
         raise LadeError(
             f"{request.seconds:g} s are too few for steps of {FEWEST} widths; give --seconds"
             f" {max(10.0, 10 * request.seconds):g}"
         )
-    seconds = {width: min(times) for width, times in sorted(found.items())}
+    seconds = {width: min(took) for width, took in sorted(times.items())}
     key, path = measured.key_of(decoder, loaded.device, loaded.spec), measured.path()
     kept = not request.dry_run and measured.keep(key, seconds)
-    cost, doubts = StepCost().measured(seconds), [*_doubts(found)]
+    cost = StepCost().measured(seconds)
     rows = [
         {
             "width": width,
             "milliseconds": round(1e3 * took, 4),
             "cost": round(cost.at(width, 0), 3),
-            "steps": len(found[width]),
+            "steps": len(times[width]),
         }
         for width, took in seconds.items()
     ]
     if request.json:
-        print(
-            json.dumps(
-                {
-                    "schema": SCHEMA,
-                    "model": loaded.name,
-                    "device": user.key_of(loaded.device),
-                    "key": key,
-                    "steps": rows,
-                    "doubts": doubts,
-                    "file": str(path) if kept else None,
-                }
-            )
-        )
+        measurement = {
+            "schema": SCHEMA,
+            "model": loaded.name,
+            "device": user.key_of(loaded.device),
+            "key": key,
+            "steps": rows,
+            "file": str(path) if kept else None,
+        }
+        print(json.dumps(measurement))
     else:
         _show(rows, user.key_of(loaded.device), terminal)
-    if doubts:
-        terminal.say(f"{'; '.join(doubts)}: run lade tune again when the machine is quiet")
+    # The fastest step of a width counts; if most are far from it, other programs ran beside.
+    if max(statistics.median(took) / min(took) for took in times.values()) > DISAGREE:
+        terminal.say("other programs disturbed the steps: run lade tune again on a quiet machine")
     if kept:
         terminal.say(f"kept in {path} for models like this one; delete the file to undo it")
     elif request.dry_run:
@@ -93,19 +81,9 @@ def run(request: TuneRequest) -> int:
 
 
 def _show(rows: Sequence[Mapping[str, float]], device: str, terminal: Terminal) -> None:
-    cells = [
+    cells = tuple(
         (f"{row['width']}", f"{row['milliseconds']:.2f}", f"{row['cost']:.2f}") for row in rows
-    ]
+    )
     columns = tuple(map(screen.Column, ("tokens", "ms", "plain steps")))
-    table = screen.Table(f"What a step takes ({device})", columns, tuple(cells))
+    table = screen.Table(f"What a step takes ({device})", columns, cells)
     screen.print_table(table, terminal.console(sys.stdout))
-
-
-def _doubts(found: Mapping[int, Sequence[float]]) -> Iterator[str]:
-    """Yield reasons to doubt the times of steps, by width."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load > cores() + 0.5:
-        yield f"other programs kept the processor busy (a load of {load:.1f} on {cores()} cores)"
-    worst = max(statistics.median(times) / min(times) for times in found.values())
-    if worst > DISAGREE:
-        yield f"repeats of a step disagree, by a factor of {worst:.1f}"

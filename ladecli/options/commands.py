@@ -131,9 +131,7 @@ class ReplayRequest(Options):
 class InitRequest(Options):
     """Write a config file with every setting in it, commented out."""
 
-    force: bool = output_option(
-        "Write a new one; the old one is kept beside it.", default=False, lasting=False
-    )
+    force: bool = output_option("Write over the file that is there.", default=False, lasting=False)
 
 
 class ShowRequest(Options):

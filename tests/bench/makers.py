@@ -8,19 +8,17 @@ from collections.abc import Mapping
 
 from ladecli.bench.result import (
     SCHEMA,
-    Conditions,
-    Machine,
-    MeasuredModel,
     Method,
     Result,
     Run,
     TimeSpent,
 )
 
-MACHINE = Machine(
-    "Test CPU", "cpu", 8 << 30, 1, "Linux x86_64", None, {"lade": "0.1.0", "torch": "2.13.0"}
-)
-MODEL = MeasuredModel("demo", 3.15e6, 3.15e6, "float32", "float32", 2048, "sdpa")
+MACHINE = {
+    "device": "Test CPU", "kind": "cpu", "memory": 8 << 30, "threads": 1, "system": "Linux x86_64",
+    "driver": None, "versions": {"lade": "0.1.0", "torch": "2.13.0"},
+}  # fmt: skip
+MODEL = {"name": "demo", "parameters": 3.15e6, "weights": "float32", "attention": "sdpa"}
 CATEGORIES = ("chat", "code", "maths")
 PLAIN_STEP = 0.003
 SPEEDS = {
@@ -33,7 +31,7 @@ PARTS = {"draft": 1.3e-4, "forward": 2.5e-3, "commit": 1.6e-4, "learn": 5e-5, "t
 def run(method: str, row: str, category: str, **changes: object) -> Run:
     """A run of 32 tokens in plain steps, with the fields of `changes`."""
     fields: dict[str, object] = {
-        "method": method, "row": row, "category": category, "turn": 1, "repeat": 1,
+        "contender": method, "row": row, "category": category, "turn": 1, "repeat": 1,
         "prompt_tokens": 20,
         "prompt_digest": digest("prompt " + row), "tokens": 32, "first_tokens": 1,
         "steps": 32, "fed": 31, "first_seconds": 0.01, "step_seconds": (PLAIN_STEP,) * 31,
@@ -83,10 +81,11 @@ def result(
         "schema": SCHEMA, "created": "2026-01-02T03:04:05+00:00", "seconds": 60.0,
         "interrupted": False, "reference": "autoregressive" if "autoregressive" in speeds else None,
         "machine": MACHINE, "model": MODEL,
-        "conditions": Conditions(
-            "builtin", rows, repeats, 32, False, True, {}, "cpu", {}, "lade bench"
-        ),
-        "methods": tuple(
+        "conditions": {
+            "prompts": "builtin", "rows": rows, "repeat": repeats, "max_new_tokens": 32,
+            "template": True, "sampling": {}, "profile": "cpu", "sweep": {},
+        },
+        "contenders": tuple(
             Method(name, name, {"window": 5} if name == "lookahead" else {}) for name in speeds
         ),
         "runs": tuple(runs),

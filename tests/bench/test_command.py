@@ -98,7 +98,6 @@ def test_the_default_is_short_and_fits_a_pipe(lade: Any, tmp_path: Path) -> None
     done = lade("bench", "-n", "2", "--report", str(tmp_path / "r.json"))
     assert done.code == 0
     assert "6 prompts × 4 methods × 1 repeat" in done.err
-    assert "more; Ctrl-C" in done.err
     assert max(map(len, done.out.splitlines())) <= 100
     found = json.loads((tmp_path / "r.json").read_text())
     assert [method["name"] for method in found["contenders"]] == [*DEFAULT]
@@ -111,7 +110,7 @@ def test_reports_of_compiled_steps_beside_ours(
     reports = [word for file in files for word in ("--report", str(file))]
     done = bench("--strategies", "autoregressive,lookahead,hf,hf-compiled", *reports)
     assert done.code == 0
-    assert done.err.startswith("lade: compiling the steps of hf-compiled, which can take minutes")
+    assert done.err.startswith("lade: compiling the steps of hf-compiled")
     for file in files:
         assert f"written to {file}" in done.err
         assert file.stat().st_size > 1000
@@ -170,7 +169,7 @@ def test_a_grid_of_settings(bench: Any) -> None:
 def test_lengths_can_be_swept_as_far_as_the_model_reads(lade: Any, model_folder: str) -> None:
     sweep = ("--sweep", "context=50,100,1k", "--limit", "1")
     found = lade("bench", model_folder, *QUICK, *sweep, "--json").json()
-    assert [c["name"] for c in found["contenders"]] == ["autoregressive", "paper", "lookahead"]
+    assert [c["name"] for c in found["contenders"]] == [*DEFAULT]
     assert {(run["category"], run["prompt_tokens"]) for run in found["runs"]} == {
         ("50", 50), ("100", 100),
     }  # fmt: skip
@@ -186,7 +185,7 @@ def test_lengths_can_be_swept_as_far_as_the_model_reads(lade: Any, model_folder:
     ("arguments", "message"),
     [
         (("-n", "250"), "allow fewer new tokens"),
-        (("--sweep", "budget=4 W=15"), "no cell of the sweep can run"),
+        (("--sweep", "budget=4 W=15"), "budget=4 W=15 cannot run"),
     ],
 )
 def test_what_cannot_be_measured_with_this_model_is_refused(
@@ -202,7 +201,7 @@ def test_ctrl_c_keeps_what_was_measured(
     asked = count(1)
 
     def press(_: str) -> None:
-        if next(asked) == 6:
+        if next(asked) == 10:
             for _ in range(presses):
                 signal.raise_signal(signal.SIGINT)
 
@@ -213,5 +212,5 @@ def test_ctrl_c_keeps_what_was_measured(
     assert "Interrupted" in done.out
     half = json.loads((tmp_path / "half.json").read_text())
     assert half["interrupted"]
-    # Two answers were the warm-up, and the last one was broken off.
+    # Six answers were the warm-up, and the last one was broken off.
     assert len(half["runs"]) == 3

@@ -21,7 +21,7 @@ CHOICE = Choice("test", DEFAULT, {"window": "here"}, PAPER, "published")
 
 def chosen(**asked: Any) -> list[methods.Chosen]:
     request = BenchRequest(**asked)
-    return methods.choose(request, CHOICE, SamplingConfig(), methods.check(request))[0]
+    return methods.choose(request, CHOICE, SamplingConfig(), methods.check(request))
 
 
 def test_all_methods_draw_the_same_random_numbers() -> None:

@@ -55,7 +55,7 @@ def contexts() -> Result:
         for repeat in (1, 2)
     )
     made = result({"autoregressive": 1.0, "lookahead": 1.5}, runs=runs)
-    asked = dataclasses.replace(made.conditions, sweep={"context": ("100", "4000")})
+    asked = {**made.conditions, "sweep": {"context": ("100", "4000")}}
     return dataclasses.replace(made, conditions=asked)
 
 
@@ -71,7 +71,7 @@ RESULTS = {
 def test_the_headline_has_speed_and_equality() -> None:
     speed, equality = document(RESULTS["plain"]).headline
     assert speed.startswith("lookahead: ")
-    for part in ("1.5", "plain decoding", "transformers' generate", "tokens per step"):
+    for part in ("1.5", "plain decoding", "tokens per step"):
         assert part in speed
     assert "162 of 162" in equality
 
@@ -84,7 +84,7 @@ def test_a_speed_up_that_may_be_chance_is_marked() -> None:
 
 def test_answers_that_differ_are_in_the_headline() -> None:
     def change(each: Run) -> dict[str, object]:
-        return {"digest": "other"} if (each.method, each.row) == ("lookahead", "row-0") else {}
+        return {"digest": "other"} if (each.contender, each.row) == ("lookahead", "row-0") else {}
 
     made = with_runs(result({"autoregressive": 1.0, "lookahead": 1.5}), change)
     assert "3 of 27 of lookahead" in document(made).headline[1]
@@ -98,7 +98,6 @@ def test_answers_that_differ_are_in_the_headline() -> None:
         (result(reference=None), "no baseline"),
         (result(rows=5), "An interval needs 6 prompts"),
         (with_runs(result(), lambda _: ONE_STEP), "An interval needs 6 prompts"),
-        (result(failures=(Failure("jacobi", "row-1", "KeyError"),)), "Failed: jacobi"),
     ],
 )
 def test_caveats(made: Result, words: str) -> None:
@@ -107,23 +106,16 @@ def test_caveats(made: Result, words: str) -> None:
 
 
 def test_tables_are_those_that_the_result_has() -> None:
-    measured = {"Tokens per step by category", "Where the time of a step goes"}
-    assert measured <= {*titles(RESULTS["plain"])}
+    assert "Tokens per step by category" in titles(RESULTS["plain"])
     assert "Milliseconds per step by context" in titles(RESULTS["contexts"])
     lost = {"skipped": (Skipped("a", "b"),), "failures": (Failure("a", "b", "c"),)}
-    found = titles(result(time_spent=(), **lost))
-    assert "Where the time of a step goes" not in found
-    assert {"Left out", "Failed"} <= {*found}
+    assert {"Left out", "Failed"} <= {*titles(result(**lost))}
 
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_every_result_fits_the_screen(name: str) -> None:
     for width in (40, 120):
         assert max(map(len, shown(RESULTS[name], width).splitlines())) <= width
-
-
-def test_the_parts_of_a_step_have_their_shares() -> None:
-    assert "86 %" in shown(RESULTS["plain"])  # 2.5 ms of 2.9 are the forward
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -135,7 +127,7 @@ def test_markdown_has_every_table(name: str, tmp_path: Path) -> None:
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
-    model = dataclasses.replace(result().model, name="a|b<script>*\x1b[31m")
+    model = {**result().model, "name": "a|b<script>*\x1b[31m"}
     made = result({"lookahead": 1.0}, model=model)
     assert "# a\\|b\\<script\\>\\*" in written(made, tmp_path / "r.md")
     assert "\x1b" not in shown(made, stream=io.StringIO())

@@ -37,7 +37,7 @@ def runner(
     """A method, its steps compiled already where it has such."""
     found = StockRunner(Method(strategy, strategy), session, settings, room)
     if strategy == STOCK_COMPILED:
-        found.prepare(session.encode("def f"), lambda: False)
+        found.answer(session.encode("def f"), lambda: False)
     return found
 
 
