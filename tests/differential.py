@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from transformers import StopStringCriteria
 
 import ladecli
 from ladecli.commands.cli import entry
@@ -81,11 +82,12 @@ def run(number: int, folder: Path) -> Outcome:
         new, ids = draw.randint(1, 60), torch.tensor([tokenizer(text)["input_ids"]])
         told: dict[str, Any] = {"max_new_tokens": new, "attention_mask": torch.ones_like(ids)}
         told |= {"do_sample": False, "pad_token_id": 0}
+        # transformers hands no tokenizer to functions
+        own = told | {"stopping_criteria": [StopStringCriteria(tokenizer, stop)] if stop else None}
         if stop:
             told |= {"stop_strings": stop, "tokenizer": tokenizer}
-
         expected = _generated(model, ids, **told)
-        own = _generated(model, ids, custom_generate=ladecli.lookahead, **told)
+        own = _generated(model, ids, custom_generate=ladecli.lookahead, **own)
         outcome.check("custom_generate", own, expected)
         asked = {"max_new_tokens": new, "stop": stop or []}
         events = loaded.stream(text, **asked)

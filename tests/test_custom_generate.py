@@ -114,9 +114,9 @@ def test_the_streamer_gets_every_token_in_order() -> None:
     settings: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
     ask(model, custom_generate=None, streamer=plain, **settings)
     partial = functools.partial(ladecli.lookahead, lade_config=CONFIG)
-    for way in (ladecli.lookahead, partial):
+    for function in (ladecli.lookahead, partial):
         streamer = Streamer()
-        ask(model, custom_generate=way, **settings, streamer=streamer)
+        ask(model, custom_generate=function, **settings, lade_streamer=streamer)
         assert streamer.got == plain.got
 
 
@@ -344,8 +344,6 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
             "padding: .*, which transformers makes",
         ),
         ({"position_ids": torch.arange(24)[None] + 3}, "position_ids that do not count from 0"),
-        ({"synced_gpus": True}, "synced_gpus"),
-        ({"assistant_model": own_model("llama")}, "support assistant_model"),
     ],
 )
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
@@ -358,9 +356,11 @@ def test_inputs_beside_the_ids_of_one_text_are_refused() -> None:
     ask_for = functools.partial(
         ladecli.lookahead, own_model("llama"), generation_config=transformers.GenerationConfig()
     )
-    for name in ("pixel_values", "inputs_embeds", "token_type_ids"):
+    for name in ("pixel_values", "inputs_embeds", "token_type_ids", "assistant_model"):
         with pytest.raises(ValueError, match=f"does not support {name}"):
             ask_for(torch.tensor([[1, 2]]), **{name: torch.zeros(1)})
+    with pytest.raises(ValueError, match="streamer; pass it as lade_streamer"):
+        ask_for(torch.tensor([[1, 2]]), streamer=Streamer())
     with pytest.raises(ValueError, match="a batch of 2 prompts"):
         ask_for(torch.tensor([[1, 2], [3, 4]]))
     with pytest.raises(ValueError, match="call it through"):

@@ -13,7 +13,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
+from transformers import (
+    GenerationConfig,
+    StopStringCriteria,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
 
 import ladecli
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
@@ -190,6 +195,10 @@ def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
     assert len(theirs) < NEW
     known = {"eos_token_id": "eos", "stop_strings": "stop"}
     assert reason_of(events) == known.get(name, "length")
+    if name == "stop_strings":  # transformers hands no tokenizer to functions
+        generating()
+        criterion = StopStringCriteria(options.pop("tokenizer"), value)
+        options["stopping_criteria"] = [criterion]
     options |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
     assert new_ids(session, **options) == theirs
 

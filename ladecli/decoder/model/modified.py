@@ -1,125 +1,90 @@
 """What was done to a loaded model: hooks, replaced forwards and modules, other weights, adapters.
 
-Our own forward calls a model's linear layers and reads the rest of its weights; transformers' runs
-whatever hangs on a module.  So a model with hooks is for the latter, and what was found out about a
-model holds until its `fingerprint` is another one.
+Our own forward only calls a model's linear layers, so a model with hooks needs transformers'.  What
+a trial showed about a model holds until its `fingerprint` changes.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_TORCHS = {*vars(nn.Module())}
-"""Attributes that torch gives every module."""
-_CHANGING = ("dynamic", "longrope")
 _PLAIN = {type(None), bool, int, float, str}
-_SEVERAL = {list, tuple, set, frozenset}
 _ONE_SCALE = ("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")
-_KNOWN = (
+_LIBRARIES = {
     *("torch", "transformers", "transformers_modules", "accelerate", "peft", "bitsandbytes"),
     *("torchao", "gptqmodel", "auto_gptq", "awq", "hqq", "optimum", "compressed_tensors"),
-)
+}
 """Packages whose hooks change nothing, and whose modules a trial at load is enough for."""
 
 
 def intervention(model: nn.Module) -> str | None:
-    """What hangs on a model that transformers' forward alone runs, in words; None if nothing does.
+    """Return what a model has that only transformers' forward runs, in words; None if nothing.
 
-    Linear modules are always called, so that theirs may be any.
+    Linear modules are always called, so their forwards may be any.
     """
     for name, module in model.named_modules():
-        where = name or type(module).__name__
-        hooks = [hook for kind in _HOOKS for hook in getattr(module, kind).values()]
-        if not all(map(_is_known, hooks)):
-            return f"{where} has a hook"
-        if not (isinstance(module, nn.Linear) or _is_known(forward := _forward_of(module))):
-            return f"{where} runs {getattr(forward, '__qualname__', forward)}"
+        place = name or type(module).__name__
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        if not all(map(_is_of_library, hooks)):
+            return f"{place} has a hook"
+        forward = vars(module).get("forward", type(module).forward)
+        forward = getattr(forward, "_torchdynamo_orig_callable", forward)  # torch compiled it
+        if not (isinstance(module, nn.Linear) or _is_of_library(forward)):
+            return f"{place} runs {getattr(forward, '__qualname__', forward)}"
     return None
 
 
-def prepares_inputs(model: nn.Module) -> bool:
-    """Whether another function than its class's makes what a model is fed of the tokens, as with
-    peft's prompts, which are no tokens."""
-    own = vars(model).get("prepare_inputs_for_generation")
-    return own is not None and getattr(own, "__func__", own) is not getattr(
-        type(model), "prepare_inputs_for_generation", None
-    )
-
-
-def _forward_of(module: nn.Module) -> Any:
-    """The function that a module runs, before torch compiles it."""
-    forward = vars(module).get("forward", type(module).forward)
-    forward = getattr(forward, "_torchdynamo_orig_callable", forward)
-    return getattr(forward, "__func__", forward)
-
-
-def _is_known(function: Any) -> bool:
-    """Whether a function was written in one of the packages, whatever it wraps."""
-    while isinstance(function, partial):  # so accelerate puts its own in
+def _is_of_library(function: Any) -> bool:
+    """Return whether a function was written in one of the packages, whatever it wraps."""
+    while isinstance(function, partial):  # accelerate replaces forwards by these
         function = function.func
-    code = getattr(function, "__code__", None)
-    if code is None:  # an object that can be called
-        return type(function).__module__.partition(".")[0] in _KNOWN
-    folders = [
-        os.path.join(folder, "")
-        for name in _KNOWN
-        for folder in getattr(sys.modules.get(name), "__path__", ())
-    ]
-    return str(code.co_filename).startswith(tuple(folders))
+    names = getattr(function, "__globals__", {"__name__": type(function).__module__})
+    return names["__name__"].partition(".")[0] in _LIBRARIES
 
 
-def depends_on_rows(model: nn.Module) -> bool:
-    """Whether products give all of their rows one scale, as those of torch's `quantize_dynamic` do:
-    then logits depend on how a text is cut into forwards."""
-    return any(type(module).__module__.startswith(_ONE_SCALE) for module in model.modules())
+def why_not_drafted(model: nn.Module) -> str | None:
+    """Return why only transformers' own decoding is right, in words; None if nothing is known."""
+    # Prompts that peft learns are no tokens: it makes them when inputs are prepared.
+    prepare = vars(model).get("prepare_inputs_for_generation")
+    own = getattr(type(model), "prepare_inputs_for_generation", None)
+    if prepare is not None and getattr(prepare, "__func__", prepare) is not own:
+        return "something else than its class prepares its inputs"
+    if any(type(module).__module__.startswith(_ONE_SCALE) for module in model.modules()):
+        return "its 8-bit products depend on how many tokens a step has"
+    return None
 
 
 def fingerprint(model: nn.Module) -> int:
-    """A number that is another one after anything was done to a model that a forward may read.
+    """Return a number that changes when anything that a forward may read is changed in a model.
 
-    That is configurations, hooks, forwards, modules, their parameters and buffers, and whatever
-    other attributes they have.  It takes some microseconds a module, and reads no weight: torch
-    counts the changes of each.
+    That is hooks, forwards, configurations, modules, their parameters and buffers, and all other
+    attributes.  No weight is read: torch counts the changes of each.
     """
-    marks: list[Any] = [prepares_inputs(model)]
-    configs: dict[int, Any] = {}
+    marks: list[Any] = []
     for module in model.modules():
-        own = vars(module)
-        marks += (id(module), type(module), type(module).forward)
-        for kind in _HOOKS:
-            marks += own[kind]  # their numbers, which torch gives out once
-        if (config := own.get("config")) is not None:
-            configs[id(config)] = config
-        if "rope_type" in own and any(kind in str(own["rope_type"]) for kind in _CHANGING):
-            continue  # transformers itself changes its attributes with every forward
-        for tensors in (own["_parameters"], own["_buffers"]):
-            marks += [_mark(tensor) for tensor in tensors.values() if tensor is not None]
-        marks += [
-            value if type(value) in _PLAIN else _mark(value)
-            for name, value in own.items()
-            if name not in _TORCHS
-        ]
-    marks += [_mark(vars(each)) for each in configs.values() if hasattr(each, "__dict__")]
-    return hash(tuple(marks))
+        attributes = vars(module)
+        if "rope_type" in attributes:  # some of these change their frequencies in every forward
+            changing = ("_buffers", "max_seq_len_cached", "inv_freq")
+            attributes = {k: v for k, v in attributes.items() if not k.endswith(changing)}
+        marks.append((id(module), type(module), type(module).forward, _mark(attributes)))
+    configs = {id(c): c for m in model.modules() if (c := vars(m).get("config")) is not None}
+    return hash((*marks, *(_mark(vars(config)) for config in configs.values())))
 
 
 def _mark(value: Any) -> Any:
-    """What tells a value from others: plain ones by value, tensors by changes, others by place."""
+    """Return what tells a value from others: plain values, changes of tensors, else identity."""
     kind = type(value)
     if kind in _PLAIN:
-        return kind, value
+        return value
     if isinstance(value, torch.Tensor):
-        # torch does not count changes of tensors of inference mode
-        return id(value), 0 if value.is_inference() else value._version
-    if kind is dict:
-        return tuple([(id(key), _mark(each)) for key, each in value.items()])
-    if kind in _SEVERAL:
-        return kind, *[_mark(each) for each in value]
+        # torch does not count the changes of tensors of inference mode
+        return id(value), value.dtype, value.device, value.is_inference() or value._version
+    if isinstance(value, dict):
+        return tuple([(key, _mark(item)) for key, item in value.items()])
+    if kind in (list, tuple, set, frozenset):
+        return (kind, *map(_mark, value))
     return id(value)
