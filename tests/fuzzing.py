@@ -501,7 +501,7 @@ def kinds_of(base: Path) -> dict[str, Kind]:
         "config": Kind([{"lade/config.toml": _CONFIG}], [("config",), ("profiles",)]),
         "profile": Kind(
             [{"lade/profiles/mine.toml": each.read_bytes()} for each in profiles],
-            [("profiles", "show", "mine"), ("profiles",), ("profiles", "show", "mine", "--json")],
+            [("profiles", "mine"), ("profiles",), ("profiles", "mine", "--json")],
         ),
         "trace": Kind(
             [{"a.jsonl": (base / "a.trace").read_bytes()}],

@@ -117,7 +117,7 @@ ERRORS: list[tuple[str, ...]] = [
     ("chat", NAME),
     ("replay", NAME),
     ("bench", "--prompts", NAME),
-    ("profiles", "show", NAME),
+    ("profiles", NAME),
     (NAME,),
 ]
 

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import profiles
+from ..errors import printable
 from ..profiles import Profile, user
 from ..specs import device as machine
 from ..view import screen
@@ -31,7 +32,7 @@ def run(request: ProfileRequest) -> int:
     profile = profiles.read(request.profile)
     if request.json:
         return _print(**(_identity(profile) | profile.as_file()))
-    print(profiles.dump(profile), end="")
+    print(printable(profiles.dump(profile)), end="")
     return 0
 
 
