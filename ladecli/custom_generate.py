@@ -86,8 +86,7 @@ def lookahead(
         )
         return plain
     length, limit = input_ids.shape[1], generation_config.max_length
-    text = input_ids.new_empty((1, max(limit, length)))
-    text[:, :length] = input_ids
+    text = torch.nn.functional.pad(input_ids, (0, max(limit - length, 0)))
 
     def add(token: int) -> bool:
         """Add a token to the text; return whether the stopping criteria end it."""
@@ -115,7 +114,7 @@ def lookahead(
         processors=list(logits_processor or ()),
     ):
         if event == Finished("memory"):
-            warnings.warn(f"out of memory after {length} tokens: the text ends there", stacklevel=2)
+            warnings.warn(f"out of memory: the text ends after {length} tokens", stacklevel=2)
     if lade_streamer is not None:
         lade_streamer.end()
     return text[:, :length].clone()
@@ -164,10 +163,9 @@ _ALLOWED_KWARGS = frozenset(
 def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise a ValueError that names what this does not do."""
     what = None
-    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-    caches = [model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None]
-    further = {k: v for k, v in model_kwargs.items() if k not in _ALLOWED_KWARGS}
-    others = [k for k, v in further.items() if v is not None and v is not False and v != {}]
+    passed = {k: v for k, v in model_kwargs.items() if not (v is None or v is False or v == {})}
+    mask, positions = passed.get("attention_mask"), passed.get("position_ids")
+    others = [name for name in passed if name not in _ALLOWED_KWARGS]
     if config is None:
         what = "a call without a generation config; call it through model.generate"
     elif fields := asking(config, REFUSED):
@@ -189,7 +187,7 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, 
             "padding: the attention mask, which transformers makes if none is passed, leaves tokens"
             " out; pass the prompt without padding, or attention_mask=torch.ones_like(input_ids)"
         )
-    elif any(map(_holds_tokens, caches)):
+    elif any(_holds_tokens(passed[name]) for name in CACHE_NAMES if name in passed):
         what = "a cache that holds tokens already; pass the whole text without a cache"
     elif positions is not None and positions.flatten().tolist() != [*range(positions.numel())]:
         what = "position_ids that do not count from 0"
