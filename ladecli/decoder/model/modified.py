@@ -6,6 +6,8 @@ a trial showed about a model holds until its `fingerprint` changes.
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -45,8 +47,11 @@ def _is_of_library(function: Any) -> bool:
     """Return whether a function was written in one of the packages, whatever it wraps."""
     while isinstance(function, partial):  # accelerate replaces forwards by these
         function = function.func
-    names = getattr(function, "__globals__", {"__name__": type(function).__module__})
-    return names["__name__"].partition(".")[0] in _LIBRARIES
+    if (code := getattr(function, "__code__", None)) is None:  # an object that can be called
+        return type(function).__module__.partition(".")[0] in _LIBRARIES
+    packages = [sys.modules[name] for name in _LIBRARIES if name in sys.modules]
+    folders = [os.path.join(path, "") for package in packages for path in package.__path__]
+    return str(code.co_filename).startswith(tuple(folders))
 
 
 def why_not_drafted(model: nn.Module) -> str | None:
