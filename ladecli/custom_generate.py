@@ -29,11 +29,10 @@ from .decoder.model.transformer import Transformer
 from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
 from .generation_config import REFUSED, asking
-from .options.model import StepOptions
-from .profiles import measured
-from .session.setup import choose_profile
-from .specs.device import detect
-from .specs.model_spec import empty_model, spec_of
+from .models.describe import empty_model
+from .models.device import detect
+from .models.fit import spec_of
+from .profiles import measured, select
 
 
 class _Decoding(NamedTuple):
@@ -129,7 +128,7 @@ def _decoding_of(model: Any) -> _Decoding:
     # The code of a model from the hub is running already, so it is here.
     hub = {"trust_remote_code": True, "local_files_only": True}
     spec, device = spec_of(empty_model(model.config, hub), model.dtype), detect(str(model.device))
-    choice = choose_profile(None, StepOptions(attention="sdpa", cuda_graphs=False), device, spec)
+    choice = select(None, device, spec, captured=False)
     way = make = None
     with suppress(*[UnsupportedModelError] if added else []):
         way = None if why else find_way(model, facts, Wanted(join=False, not_ours=added))

@@ -318,7 +318,7 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
                 category = source.category or row["category"]
                 rows.append(Row(source.prefix + own, category, tuple(turns)))
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        from .specs.hub import not_fetched
+        from .models.hub import not_fetched
 
         why = not_fetched(offline)
         raise LadeError(f"the suite {name} is not on this machine, and {why}; {FIX}") from error
@@ -332,13 +332,12 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
 
 def _path(source: _HubFile, offline: bool) -> Path:
     """The path of a source's file, which is downloaded if need be."""
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    from .specs.hub import hub_answers
+    from .models.hub import is_online
 
     asking = {"repo_id": source.repository, "filename": source.file, "repo_type": source.kind}
     # What was fetched once is used as it is: figures stay comparable, and no network is asked.
     if isinstance(found := try_to_load_from_cache(**asking), str):
         return Path(found)
-    offline = offline or constants.HF_HUB_OFFLINE or not hub_answers()
-    return Path(hf_hub_download(**asking, local_files_only=offline))
+    return Path(hf_hub_download(**asking, local_files_only=not is_online(offline)))

@@ -15,8 +15,8 @@ import transformers
 
 import ladecli
 from ladecli.decoder.model import int8
-from ladecli.specs import adapters
-from ladecli.specs.hub import ADAPTER
+from ladecli.models import adapters
+from ladecli.models.adapters import ADAPTER
 
 from .adapters_here import make
 from .decoding import text_ids

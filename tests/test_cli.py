@@ -342,7 +342,7 @@ MISTAKES = {
 def test_bad_input_is_refused_before_a_model_is_loaded(
     line: str, lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.models.load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("ladecli.models.load.load", lambda *_: pytest.fail("a model was loaded"))
     monkeypatch.chdir(tmp_path)
     files(tmp_path)
     assert MISTAKES[line] in lade(*shlex.split(line)).refused()
@@ -942,7 +942,7 @@ def test_files_beside_the_answer(
 def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
     lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.specs.device.free_memory", lambda _: 24e6)
+    monkeypatch.setattr("ladecli.models.device.free_memory", lambda _: 24e6)
     asked = ("generate", "demo", "-p", "def ", "-n", "5", "--no-stats", "--dtype", "float32")
     told = lade(*asked, "--max-context", "2048").refused()
     (fitting,) = re.findall(r"--max-context (\d+) fits", told)

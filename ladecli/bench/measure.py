@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import count, product
 
 from ..errors import LadeError, describe_error
+from ..models.device import Device, peak_memory, watch_peak
 from ..session.text import TextDelta
-from ..specs.device import Device, peak_memory, watch_peak
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, MethodRunner, Stopped
 from .tasks import BenchTask

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import UsageError, printable
-from ..specs.memory import format_bytes
+from ..models.memory import format_bytes
 from ..view.screen import NONE, Column, Table, line, print_table
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
 from .statistics import Figures, Speedup, figures_of

@@ -27,8 +27,8 @@ FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 
 def describe_machine(session: Session) -> dict[str, Any]:
     """Return what results say of the machine on which a session runs."""
+    from ..models.device import details
     from ..profiles.user import versions_here
-    from ..specs.device import details
 
     device = session.loaded.device
     return {

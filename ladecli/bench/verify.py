@@ -18,10 +18,10 @@ from .. import suites
 from ..errors import INTERRUPTED, LadeError, counted, printable
 from ..events import Reason
 from ..metrics import first_difference
+from ..models.memory import FULL
 from ..session import opening
 from ..session.dialogue import Dialogue
 from ..session.text import TextDelta, speller
-from ..specs.memory import FULL
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
 from .result import (

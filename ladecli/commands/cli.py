@@ -236,8 +236,8 @@ def run() -> int:
     flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
     if flushed == [False, True] and code == 0:
         print("lade: not all of the output could be written", file=sys.stderr, flush=True)
-    if "ladecli.specs.placement" in sys.modules:
-        sys.modules["ladecli.specs.placement"].remove_offloaded()
+    if "ladecli.models.placement" in sys.modules:
+        sys.modules["ladecli.models.placement"].remove_offloaded()
     return code if all(flushed) else code or LadeError.exit_code
 
 

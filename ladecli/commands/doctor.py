@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING
 from .. import __version__, profiles
 from ..decoder.errors import Error
 from ..errors import UsageError, counted, describe_error
+from ..models import device, hub, model_files
+from ..models.find import find, resolve
+from ..models.memory import format_bytes
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import summarise, user
 from ..session import setup as decode_setup
-from ..specs import adapters, device, hub, model_files
-from ..specs.memory import format_bytes
 from ..view import screen
 from ..view.screen import NOTE, OK, PROBLEM, WARNING, Finding
 from ..view.terminal import Terminal
 from . import cli
 
 if TYPE_CHECKING:
-    from ..models import PlannedModel
+    from ..models.fit import PlannedModel
 
 SCHEMA = 2
 """Version of what --json prints."""
@@ -65,7 +66,7 @@ def run(request: DoctorRequest) -> int:
         LoadError: there is no such model.
     """
     if request.model is not None:
-        hub.resolve(request.model)
+        resolve(request.model)
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
         report = examine(request)
@@ -243,14 +244,12 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     """
     if request.model is None:
         return
-    named = request.model, request.adapters, request.gguf_file, request.revision
-    folder = adapters.check(*named, offline=request.offline)
-    if folder is not None:
-        model_files.chat_templates(folder)
-    from .. import models
+    files = find(request)
+    files.chat_templates()  # which it checks
+    from ..models import describe, fit, load
 
-    planned = models.plan(request.model, request, request, progress=False)
-    for notice in models.check_weights(planned):
+    planned = fit.fit(describe.describe(files, progress=False), request)
+    for notice in load.check_weights(planned):
         yield Finding("weights", notice, WARNING)
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
@@ -283,12 +282,12 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
 
 def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
     """Report the tokens that end an answer, and what is wrong with what names them."""
-    from .. import models
+    from ..models import load
     from ..session.chat_template import GREETING, ChatTemplate
 
-    if hub.folder_of(planned.source, planned.options.revision) is None:
+    if planned.files.folder is None:
         return  # it is still to be downloaded
-    tokenizer, ends, ignored = models.tokenizer_and_ends(planned)
+    tokenizer, ends, ignored = load.tokenizer_and_ends(planned)
     if ignored:
         value = f"not applied: {', '.join(ignored)}"
         yield Finding("generation config", value, WARNING)
