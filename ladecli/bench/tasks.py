@@ -62,10 +62,10 @@ def make_dialogues(
     """The rows as a request has them asked, and those that cannot be read; says what is special
     about them."""
     template = request.template(session.has_template)
-    found = [Dialogue(session, row, request.system, template, new_tokens) for row in rows]
-    answerable, skipped = split_usable(found)
+    dialogues = [Dialogue(session, row, request.system, template, new_tokens) for row in rows]
+    usable = split_usable(dialogues)
     terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
-    return answerable, skipped
+    return usable
 
 
 def make_passages(

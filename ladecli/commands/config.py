@@ -88,18 +88,13 @@ def defaults(command: str) -> dict[str, Any]:
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
     """A line about every LADE_* variable that is set and does nothing."""
-    given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
-    if not given:
-        return []
-    known = {PREFIX + key.upper(): setting.variable for key, (setting, _) in lasting().items()}
+    known = {setting.variable for setting, _ in lasting().values() if setting.variable}
     lines = []
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, filter(None, known.values()), n=1, cutoff=0.75)
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and environment[name] and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}?" if near else "it sets no option"
             lines.append(f"{name} is set and does nothing: {hint}")
-        elif not known[name]:  # a list
-            lines.append(f"{name} is set and does nothing: set it in the config file")
     return lines
 
 
