@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from .methods import Sweep
 
 PROMPTS = 6
-"""Of the builtin suite, without --limit: as few as an interval needs."""
+"""Prompts of the builtin suite without --limit: as few as an interval needs."""
 PASSAGES = 3
-"""Of every length, in a sweep over contexts."""
+"""Passages of every length in a sweep over contexts."""
 
 
 def run(request: BenchRequest) -> int:
-    """Measure, show what was found, and write the reports.
+    """Measure, write the reports and show the result.
 
     Returns:
         The exit code: 0, 1 if a method failed, 130 after Ctrl-C.

@@ -12,7 +12,7 @@ from ..metrics import ratio
 from .result import Result, Run
 
 LEVEL = 0.05
-"""The probability that an interval does not hold what it is of."""
+"""The probability that an interval misses the true value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _rates(runs: Iterable[Run]) -> dict[str, float]:
 
 
 def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
-    """The speed-up over the baseline; None without a row that both answered.
+    """Return the speed-up over the baseline; None without a row that both answered.
 
     Answers that one side alone has, as when the other failed in a later turn, do not count.
     """
@@ -97,8 +97,8 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the median of what some values are drawn from; None with
-    fewer than 6 of them.
+    """Return the 95 % confidence interval of the median of a population from a sample of it; None
+    with fewer than 6 values.
 
     It lies between two of the values and assumes nothing about their distribution: each value is
     below the median as often as a coin shows heads.
@@ -113,7 +113,7 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
 
 
 def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
-    """Answers equal to the baseline's, and answers compared: those to the same prompts.
+    """Count answers equal to the baseline's, and answers compared: those to the same prompts.
 
     In a conversation, prompts differ after the first answer that does.
     """
