@@ -148,9 +148,10 @@ def find_adapters(
             raise LoadError(f"{adapter.name} {fault}")
     if (adapters or given) and version("peft") is None:
         raise LoadError("an adapter needs the package peft: pip install 'ladecli[lora]'")
+    folders = [str(each.folder) for each in adapters if each.brings_tokenizer]
+    tokenizer = folders[-1] if folders else None
     if own is None:
-        return Adapted(name, revision, adapters)
-    tokenizer = str(own.folder) if own.brings_tokenizer else None
+        return Adapted(name, revision, adapters, tokenizer)
     return Adapted(_base(own), own.stated.get("revision"), adapters, tokenizer)
 
 
