@@ -39,6 +39,7 @@ from .model_files import (
     missing_packages,
     naming,
     stored_tensors,
+    version,
 )
 
 DEMO = "demo"
@@ -348,9 +349,11 @@ def explain(
 
 def no_tokenizer(name: str) -> str:
     """What is said of a model whose tokenizer transformers does not find."""
+    absent = [each for each in ("sentencepiece", "protobuf", "tiktoken") if version(each) is None]
+    more = f", or pip install {' '.join(absent)}" if absent else ""
     return (
         f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
-        " weights, or pip install sentencepiece protobuf tiktoken"
+        f" weights{more}"
     )
 
 
@@ -366,11 +369,10 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 def _suggest(name: str) -> str:
     """The end of an error line: models on this machine with a similar name."""
-    snapshots = {model.name: model.folder for model in cached_models() if model.folder}
-    if name in snapshots:
-        commit = snapshots[name].name
-        return f"; but its revision {commit} is: use --revision {commit}"
-    known = [DEMO, *snapshots]
+    root = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
+    if (held := _snapshot_within(root)) != root:
+        return f"; but its revision {held.name} is: use --revision {held.name}"
+    known = [DEMO, *(model.name for model in cached_models() if model.folder)]
     with contextlib.suppress(OSError):
         siblings = expanded(name).parent.iterdir()
         known += [str(path) for path in siblings if (path / "config.json").is_file()]
