@@ -428,8 +428,8 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         known = f", and {min(unknown)} is unknown" if unknown else ""
         raise LoadError(
-            f"{name}: the weights do not fit its config.json ({missing[0]}{more} missing or of"
-            f" another shape{known})"
+            f"{name}: the weights do not fit its {'settings' if planned.header else 'config.json'}"
+            f" ({missing[0]}{more} missing or of another shape{known})"
         )
     return model, [*checkpoint.check_unread(name, model, unknown, here)]
 
