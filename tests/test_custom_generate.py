@@ -216,6 +216,19 @@ def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> No
         assert same_text(model) == before
 
 
+def test_a_longer_text_before_changes_no_frequencies() -> None:
+    model, long = own_model("llama_dynamic"), {"max_new_tokens": 40}
+    text = same_text(model, **long)
+    ask(model, custom_generate=None, **long)  # which leaves those of its end
+    assert same_text(model, prompt_for("llama", 30), **long) != text
+
+
+def test_positions_are_those_of_generate() -> None:
+    model = new_model("xlm-roberta", is_decoder=True)
+    with pytest.warns(UserWarning, match="chains of drafts"):
+        same_text(model)
+
+
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization")
 def test_products_whose_rows_depend_on_each_other() -> None:
     model = torch.ao.quantization.quantize_dynamic(own_model("llama"), {torch.nn.Linear})

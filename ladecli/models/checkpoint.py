@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import LoadError, counted
 from . import model_files
+from .adapters import Adapter
 
 BLOCK = 128
 """Rows and columns of a block of FP8 weights with one scale, if the configuration names no size."""
@@ -158,14 +159,19 @@ def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor
     return scale
 
 
-def fit_embeddings(model: Any, adapter: Path) -> None:
-    """Give a model as many embeddings as an adapter has saved, which may come with tokens of its
-    own; the adapter is a folder, and the model may be without weights."""
+def fit_embeddings(model: Any, adapter: Adapter) -> None:
+    """Give a model as many embeddings as an adapter has saved or trained, which may come with
+    tokens of its own; the model may be without weights."""
     from peft import load_peft_weights
 
     ends = [e for e in (model.get_input_embeddings(), model.get_output_embeddings()) if e]
     names = {name for name, module in model.named_modules() if any(module is end for end in ends)}
-    for key, tensor in load_peft_weights(str(adapter), device="cpu").items():
+    trained = adapter.stated.get("trainable_token_indices") or []
+    parts = trained.values() if isinstance(trained, dict) else [trained]
+    rows = 1 + max((index for part in parts for index in part), default=-1)
+    if rows > len(ends[0].weight):
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    for key, tensor in load_peft_weights(str(adapter.folder), device="cpu").items():
         owner = key.removeprefix("base_model.model.").partition(".base_layer")[0]
         if owner.removesuffix(".weight") in names and len(tensor) != len(ends[0].weight):
             model.resize_token_embeddings(len(tensor), mean_resizing=False)

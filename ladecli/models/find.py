@@ -104,10 +104,10 @@ def find(options: ModelOptions) -> ModelFiles:
         adapters.append(adapter)
     for adapter in adapters:
         adapter.check()
-    tokenizer = None
     if own is not None:
         name, revision = _base_of(own), own.stated.get("revision")
-        tokenizer = own.folder if own.brings_tokenizer else None
+    tokenizers = [adapter.folder for adapter in adapters if adapter.brings_tokenizer]
+    tokenizer = tokenizers[-1] if tokenizers else None
     source = resolve(name)
     in_folder = Path(source).exists()
     files = ModelFiles(
@@ -148,7 +148,7 @@ def resolve(name: str) -> str:
     """
     if name == DEMO:
         return str(Path(__file__).parents[1] / "demo")
-    path = _snapshot_within(expanded(name))
+    path = snapshot_within(expanded(name))
     if not path.exists():
         if page := _PAGE.fullmatch(name):
             return page[1]
@@ -174,7 +174,7 @@ def _holds_model(path: Path) -> bool:
     return any(any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}"))
 
 
-def _snapshot_within(path: Path) -> Path:
+def snapshot_within(path: Path) -> Path:
     """Return the snapshot that a model's folder in the Hugging Face cache stands for: the one that
     main names, or the newest; any other path as it is."""
     root = path.parent if path.name == "snapshots" else path

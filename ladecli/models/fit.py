@@ -88,7 +88,7 @@ def fit(
         empty = empty_model(config, files.hub_options)
         for adapter in files.adapters:
             with merging(adapter, name):
-                checkpoint.fit_embeddings(empty, adapter.folder)
+                checkpoint.fit_embeddings(empty, adapter)
         free = device.free_memory(target)
         dtype, notice = _choose_dtype(empty, options, target, free, files.tensors)
         spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)

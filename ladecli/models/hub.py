@@ -30,6 +30,8 @@ from huggingface_hub.utils import disable_progress_bars
 from ..errors import LoadError
 from ..files import expanded
 from .adapters import ADAPTER
+from .find import snapshot_within
+from .model_files import version
 
 _OFFLINE = "{name} is not on this machine, and {why}{near}"
 _PROMPT = "; a prompt stands behind it in lade chat, behind --prompt in lade generate"
@@ -224,19 +226,21 @@ def explain(
 
 def no_tokenizer(name: str) -> str:
     """Say that transformers finds no tokenizer of a model."""
+    packages = ("sentencepiece", "protobuf", "tiktoken")
+    absent = [package for package in packages if version(package) is None]
+    more = f", or pip install {' '.join(absent)}" if absent else ""
     return (
         f"{name} holds no tokenizer that can be read here; copy tokenizer.json beside the"
-        " weights, or pip install sentencepiece protobuf tiktoken"
+        f" weights{more}"
     )
 
 
 def suggest(name: str) -> str:
     """Return the end of an error line: models on this machine with a similar name."""
-    snapshots = {model.name: model.folder for model in cached_models() if model.folder}
-    if name in snapshots:
-        commit = snapshots[name].name
-        return f"; but its revision {commit} is: use --revision {commit}"
-    known = ["demo", *snapshots]
+    root = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
+    if (snapshot := snapshot_within(root)) != root:
+        return f"; but its revision {snapshot.name} is: use --revision {snapshot.name}"
+    known = ["demo", *(model.name for model in cached_models() if model.folder)]
     with contextlib.suppress(OSError):
         siblings = expanded(name).parent.iterdir()
         known += [str(path) for path in siblings if (path / "config.json").is_file()]

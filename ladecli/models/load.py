@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -178,17 +179,20 @@ def _check_growth(name: str, tokenizer: Any) -> None:
     fills the memory."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     for part in (getattr(fast, "normalizer", None), getattr(fast, "decoder", None)):
-        state = {} if part is None else json.loads(part.__getstate__())
-        times = 1.0
-        for step in state.get("normalizers") or state.get("decoders") or [state]:
-            if step.get("type") == "Replace":
-                pattern = step["pattern"].get("String") or "."  # of a regular expression
-                times *= max(len(step["content"]) / len(pattern), 1.0)
+        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
         if times > GROWTH:
             raise LoadError(
                 f"{name} has a tokenizer that makes texts {times:.0e} times as long; take one from"
                 " elsewhere"
             )
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """Return how many times as long a step of a tokenizer may make a text."""
+    if step.get("type") == "Replace":
+        pattern = step["pattern"].get("String") or "."  # of a regular expression
+        return max(len(step["content"]) / len(pattern), 1.0)
+    return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or ()))
 
 
 def _read_model(
@@ -260,8 +264,8 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         known = f", and {min(unknown)} is unknown" if unknown else ""
         raise LoadError(
-            f"{name}: the weights do not fit its config.json ({missing[0]}{more} missing or of"
-            f" another shape{known})"
+            f"{name}: the weights do not fit its {'settings' if files.header else 'config.json'}"
+            f" ({missing[0]}{more} missing or of another shape{known})"
         )
     if not unknown:
         return model, []
@@ -273,7 +277,7 @@ def _merged(model: Any, adapter: Adapter, base: str) -> Any:
     import peft
 
     with merging(adapter, base):
-        checkpoint.fit_embeddings(model, adapter.folder)
+        checkpoint.fit_embeddings(model, adapter)
         tuned = peft.PeftModel.from_pretrained(model, str(adapter.folder))
         # The same again says what that leaves out without an error.
         read = tuned.load_adapter(str(adapter.folder), "default")

@@ -69,7 +69,9 @@ _PACKERS = {
     "qweight": "GPTQ or AWQ",
     "weight_packed": "compressed-tensors",
     "weight_scale_2": "ModelOpt (NVFP4)",
-    "absmax": "bitsandbytes",
+    **dict.fromkeys(("absmax", "SCB"), "bitsandbytes, which config.json does not say"),
+    "W_q": "HQQ",
+    "codebooks": "AQLM",
     "scales": "MLX",
 }
 """What packs weights, by the end of a name that it alone, or the first one here, gives."""
@@ -218,6 +220,8 @@ def missing(folder: Path) -> str | None:
     except LoadError as error:
         return str(error)
     if not files:
+        if any(folder.glob("*-of-*.safetensors")):
+            return "holds no model.safetensors.index.json; download or copy it beside the weights"
         return "holds no weights; download or copy model.safetensors"
     if absent := sum(not os.path.isfile(path) for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
@@ -303,7 +307,7 @@ def weight_files(folder: Path) -> list[Path]:
             shards = index["weight_map"].values()
             if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
                 raise LoadError(f"{name}.index.json names files outside of its folder")
-            if "metadata" not in index:
+            if not isinstance(index.get("metadata"), dict):
                 raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
             return [folder / shard for shard in sorted(set(shards))]
         except (KeyError, TypeError, AttributeError) as error:
