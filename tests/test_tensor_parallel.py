@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from ladecli.decoder import layout
 from ladecli.decoder.load import load_decoder
@@ -131,6 +132,8 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
 ) -> None:
     config = model_of(family).config
     type(config)(**config.to_dict() | changes).save_pretrained(tmp_path)
+    save_file({"unread": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError) as caught:
         plan(str(tmp_path), place=ON_CPU, split=ranks)
     assert all(part in str(caught.value) for part in named)
