@@ -22,7 +22,6 @@ from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.model.forward import Drafts, Forward, StepCache, StepInputs
 from ladecli.decoder.run.runner import Read, Runner, T
-from ladecli.session.bigrams import START
 
 CPU = torch.device("cpu")
 
@@ -197,17 +196,12 @@ def change_decoders(monkeypatch: pytest.MonkeyPatch, change: Callable[[Decoder],
     monkeypatch.setattr("ladecli.session.session.load_decoder", load)
 
 
-def asks(step: StepInputs) -> bool:
-    """Whether it is no step of a text, but of a load that asks about single tokens."""
-    return int(step.positions.max()) <= START
-
-
 def during_forward(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
     """Let something happen in that forward of the sessions' texts from now on, counted from 1."""
     count = itertools.count(1)
 
-    def after(step: StepInputs) -> None:
-        if not asks(step) and next(count) == number:
+    def after(_step: StepInputs) -> None:
+        if next(count) == number:
             act()
 
     change_decoders(monkeypatch, lambda each: watch(each, after))

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import DraftStateError
 from ..tree import TokenTree
 from ..window import NgramPool
-from .ngram_model import ORDER, Bigrams, NgramModel, pack
+from .ngram_model import ORDER, NgramModel, pack
 from .sources import BOUNDARY, SOURCES, ContextSource
 
 SAVED_TEXT = 1 << 14
@@ -89,8 +89,6 @@ class DraftStore:
         context: the one that keeps the texts.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
         budget: what drafts may lose.
-        bigrams: what the model expects after single tokens, for generations that use its own
-            successors.
         broken: an update is under way or was interrupted (by Ctrl-C): start a new store.
     """
 
@@ -102,7 +100,6 @@ class DraftStore:
         self.context = context
         self.pool = NgramPool()
         self.budget = SpeculationBudget()
-        self.bigrams: Bigrams | None = None
         self.broken = False
 
     @contextmanager
