@@ -14,19 +14,19 @@ from torch import Tensor
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from .decoder.compat import CACHE_NAMES
+from .decoder.backends.compat import CACHE_NAMES
+from .decoder.backends.load import Wanted, find_way, new_cache
+from .decoder.backends.modified import fingerprint, intervention, why_not_drafted
+from .decoder.backends.transformers_cache import OwnCacheModel
+from .decoder.backends.transformers_forward import StockModel
 from .decoder.config import Limits, LookaheadConfig, SamplingConfig
 from .decoder.decoder import Decoder
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
-from .decoder.load import Wanted, find_way, new_cache
 from .decoder.model.forward import Forward
-from .decoder.model.modified import fingerprint, intervention, why_not_drafted
-from .decoder.model.own_cache import OwnCacheModel
 from .decoder.model.rotary import facts_of
-from .decoder.model.stock import StockModel
 from .decoder.model.transformer import Transformer
-from .decoder.run.runner import Runner
+from .decoder.runner import Runner
 from .decoder.strategies import make_strategy
 from .generation_config import REFUSED, asking
 from .options.model import StepOptions

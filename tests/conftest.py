@@ -24,8 +24,8 @@ import torch
 import ladecli
 from ladecli import models
 from ladecli.commands.cli import entry
-from ladecli.decoder.model import weights
-from ladecli.decoder.quiet import LOG
+from ladecli.decoder.backends import weights
+from ladecli.decoder.backends.quiet import LOG
 from ladecli.profiles import measured
 from ladecli.session.conversation import from_json
 from ladecli.session.session import Session

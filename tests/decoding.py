@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.cpu_layouts import packs, rows_alike
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.cpu_formats import packs, rows_alike
 from ladecli.decoder.model.rotary import facts_of
 from ladecli.decoder.sampling import LogitsProcessor, Sampler
 from ladecli.decoder.strategies import make_strategy

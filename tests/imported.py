@@ -19,7 +19,7 @@ from transformers.utils import logging
 import ladecli.models
 from ladecli import chat  # noqa: F401
 from ladecli.commands import cli, generate  # noqa: F401
-from ladecli.decoder import load
+from ladecli.decoder.backends import load
 from ladecli.decoder.layout import build
 from ladecli.decoder.strategy import Draft
 from ladecli.profiles import measured

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.load import load_decoder, new_cache
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import LayerShape
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.model.forward import Drafts, Forward, StepCache, StepInputs
-from ladecli.decoder.run.runner import Read, Runner, T
+from ladecli.decoder.runner import Read, Runner, T
 from ladecli.session.bigrams import START
 
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ladecli.decoder.backends.cuda_graphs import CudaGraphs, Work
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import KVCache, LayerShape
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.model.forward import StepCache, StepInputs
-from ladecli.decoder.run.captured import CudaGraphs, Work
 
 from .oracle import Oracle
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import ladecli
-from ladecli.decoder.model import int8
+from ladecli.decoder.backends import int8
 from ladecli.specs import adapters
 from ladecli.specs.hub import ADAPTER
 

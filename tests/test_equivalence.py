@@ -15,10 +15,10 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
-from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.transformer import Transformer
 
 from .decoding import PAPER, decoder_of, ids_of, run, transformers_ids

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ladecli import models
+from ladecli.decoder.backends import int8
+from ladecli.decoder.backends.invariant import BLOCK
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.layout import build_chunk
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import int8
-from ladecli.decoder.model.attention.invariant import BLOCK
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.models import LoadedModel
 from ladecli.options.model import ModelOptions, PlacementOptions

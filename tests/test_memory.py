@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import Limits, LookaheadConfig, chunk_on
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError
 from ladecli.specs.memory import Asked, ModelSpec, format_bytes, room, spread

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from ladecli.decoder.compat import returned_cache
+from ladecli.decoder.backends.compat import returned_cache
 from ladecli.decoder.config import Limits
 from ladecli.specs.memory import ModelSpec
 from ladecli.specs.model_spec import empty_model, spec_of

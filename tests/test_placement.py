@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ladecli import models
+from ladecli.decoder.backends.transformers_forward import input_device
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
-from ladecli.decoder.model.stock import input_device
 from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.specs import memory, placement
 from ladecli.specs.device import Device

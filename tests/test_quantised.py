@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ladecli import models
+from ladecli.decoder.backends import int8
 from ladecli.decoder.config import Limits, LookaheadConfig
-from ladecli.decoder.model import int8
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel

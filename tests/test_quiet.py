@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladecli.decoder.load import load_decoder
+from ladecli.decoder.backends.load import load_decoder
 
 from . import forked
 from .decoding import ids_of, run, transformers_ids

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import RankError
-from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.models import LoadedModel, load, plan
 from ladecli.session.parallel import Followers, Order

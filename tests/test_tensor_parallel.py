@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ladecli import models
 from ladecli.decoder import layout
-from ladecli.decoder.load import load_decoder
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.errors import LadeError, UsageError
 from ladecli.options.model import ModelOptions, PlacementOptions

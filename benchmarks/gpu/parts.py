@@ -19,12 +19,12 @@ import transformers
 from widen import widen
 
 from ladecli.decoder import layout
+from ladecli.decoder.backends.cuda_graphs import Capture, GraphCapture, Work
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.captured import Capture, GraphCapture, Work
-from ladecli.decoder.run.runner import whole as logits_of
+from ladecli.decoder.runner import whole as logits_of
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 
-from ..decoder.compat import GENERATE_CACHE
+from ..decoder.backends.compat import GENERATE_CACHE
 from ..errors import LadeError
 from ..generation_config import as_generate
 from ..session.text import TextStream

@@ -9,9 +9,9 @@ from .config import Limits, SamplingConfig, chunk_on
 from .engine import Generation
 from .errors import DecoderError, PromptError
 from .events import Event, Finished
+from .executor import Chained, Executor, Stopped
 from .model.families import ModelFacts
-from .run.executor import Chained, Executor, Stopped
-from .run.runner import Runner
+from .runner import Runner
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
 from .tree import common_prefix
@@ -28,7 +28,7 @@ class Decoder:
             for; None for as many.
         prefill_chunk: prompt tokens per forward; None for what suits the device.
         batch_invariant: whether a token's logits are the same in every step; see
-            `model.attention.invariant`.
+            `backends.invariant`.
 
     Attributes:
         max_context, batch_invariant: as above.

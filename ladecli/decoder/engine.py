@@ -8,7 +8,7 @@ from time import perf_counter
 
 from .config import Limits
 from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, StepTimes, Token
-from .run.executor import Executor, Fed, TooWide
+from .executor import Executor, Fed, TooWide
 from .sampling import Sampler
 from .strategy import State, Strategy
 

@@ -22,7 +22,7 @@ from .setup import check_device, check_options, decide
 
 if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
-    from ..decoder.run.ranks.transport import DistributedTransport
+    from ..decoder.ranks.transport import DistributedTransport
     from ..options.answer import AnswerOptions, RankedOptions, TemplateChoice, TemplateOptions
     from ..options.model import SessionOptions
     from ..profiles import Choice

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from ..decoder.backends.load import load_decoder
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.ngram_model import Bigrams
 from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
-from ..decoder.load import load_decoder
-from ..decoder.run.executor import Executor
+from ..decoder.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError

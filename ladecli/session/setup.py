@@ -13,7 +13,7 @@ from ..specs import device as machine
 from ..specs import memory, placement
 
 if TYPE_CHECKING:
-    from ..decoder.run.ranks.transport import DistributedTransport
+    from ..decoder.ranks.transport import DistributedTransport
     from ..models import PlannedModel
     from ..options.drafting import DraftOptions
     from ..options.model import SessionOptions, StepOptions
@@ -126,7 +126,7 @@ def _limit_notice(options: SessionOptions, planned: PlannedModel) -> list[str]:
 def _in_float32(planned: PlannedModel) -> bool:
     """Whether a CPU keeps activations, keys and values of a model in float32, whatever its
     weights are."""
-    from ..decoder.model.cpu_formats import computed_in
+    from ..decoder.backends.cpu_layouts import computed_in
 
     place = planned.placement
     if planned.device.kind != "cpu" or not place.is_ours(planned.facts):
@@ -160,7 +160,7 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
         return Attention("sdpa", f"the fastest one on {device.label}")
     if not options.kernels:
         return Attention("sdpa", "Triton kernels are switched off")
-    from ..decoder.model.attention import choose_backend
+    from ..decoder.backends.attention import choose_backend
 
     name = choose_backend("auto", *machine.in_torch(device, shape.compute))
     why = "the split-KV kernel, for half precision" if name == "triton" else "no other works here"
@@ -170,7 +170,7 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
 def why_not_invariant(planned: PlannedModel) -> str | None:
     """Say why steps of a model are not batch-invariant, as far as its configuration tells; None
     where they can be."""
-    from ..decoder.model.cpu_formats import packs, rows_alike
+    from ..decoder.backends.cpu_layouts import packs, rows_alike
 
     place, spec = planned.placement, planned.spec
     if planned.device.kind != "cpu":
@@ -212,7 +212,7 @@ def check_device(options: StepOptions, device: Device, shape: ModelSpec, split: 
     """The same where the device is known for sure, and the model."""
     check_options(options, device, split)
     if options.attention in ("flash", "triton"):  # which do not work everywhere
-        from ..decoder.model.attention import choose_backend
+        from ..decoder.backends.attention import choose_backend
 
         choose_backend(options.attention, *machine.in_torch(device, shape.compute))
 

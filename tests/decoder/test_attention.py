@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.attention import BACKENDS, choose_backend
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.triton_attention import triton_available
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import StepLayout, build, build_chunk
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention import BACKENDS, choose_backend
-from ladecli.decoder.model.attention.mask import CapturedMask, Rules, StepMask
-from ladecli.decoder.model.attention.triton import triton_available
+from ladecli.decoder.model.mask import CapturedMask, Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.window import LookaheadWindow
 

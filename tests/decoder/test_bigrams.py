@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ladecli.decoder.bigrams import find_bigrams, nothing
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.ngram_model import BIGRAMS, Bigrams, NgramModel, pack
 from ladecli.decoder.drafting.store import DraftStore
-from ladecli.decoder.run.bigrams import find_bigrams, nothing
 
 from ..decoding import decoder_of, ids_of, run, steps_of
 from ..families import VOCABULARY, model_of, prompt_for

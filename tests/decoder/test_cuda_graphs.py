@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from ladecli.decoder import layout
+from ladecli.decoder.backends.cuda_graphs import CudaGraphs, Work
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.triton_attention import triton_available
 from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import KVCache
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention.triton import triton_available
 from ladecli.decoder.model.families import ModelFacts
-from ladecli.decoder.run.captured import CudaGraphs, Work
-from ladecli.decoder.run.runner import whole
+from ladecli.decoder.runner import whole
 from ladecli.decoder.strategy import Draft
 
 from ..capturing import Again
@@ -179,7 +179,7 @@ def triton_ops() -> Any:
     pytest.importorskip("triton")
     if not triton_available(CPU):
         pytest.skip("needs TRITON_INTERPRET=1")
-    return importlib.import_module("ladecli.decoder.model.triton_kernels").TritonOps()
+    return importlib.import_module("ladecli.decoder.backends.triton_ops").TritonOps()
 
 
 @pytest.mark.parametrize("family", ["gemma2", "glm4"])
@@ -201,7 +201,7 @@ def test_a_kernel_that_fails_is_done_without(name: str, monkeypatch: pytest.Monk
         raise RuntimeError("out of resources\nshared memory")
 
     ops = triton_ops()
-    ranking = importlib.import_module("ladecli.decoder.triton_ranking")
+    ranking = importlib.import_module("ladecli.decoder.backends.triton_ranking")
     monkeypatch.setattr(ops if name == "gate" else ranking, name, broken)
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
     expected = ids_of(run(decoder, prompt))

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError, DecoderError, PromptError
 from ladecli.decoder.events import Event, Finished, PromptRead, Started, Step
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.runner import Runner
+from ladecli.decoder.runner import Runner
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 

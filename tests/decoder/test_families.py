@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 import ladecli
-from ladecli.decoder.compat import CACHE_NAMES
+from ladecli.decoder.backends.compat import CACHE_NAMES
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.families import (
     FAMILIES,
     TESTED_STOCK,
@@ -30,9 +31,8 @@ from ladecli.decoder.model.families import (
     refusal,
 )
 from ladecli.decoder.model.forward import Drafts
-from ladecli.decoder.model.stock import StockModel
-from ladecli.decoder.run.ranks.executors import LookaheadParallel
-from ladecli.decoder.run.ranks.transport import DistributedTransport
+from ladecli.decoder.ranks.executors import LookaheadParallel
+from ladecli.decoder.ranks.transport import DistributedTransport
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Strategy

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import NoMemoryError, RankError
 from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
+from ladecli.decoder.executor import Executor
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.executor import Executor
-from ladecli.decoder.run.ranks.executors import LookaheadParallel, TensorParallel
+from ladecli.decoder.ranks.executors import LookaheadParallel, TensorParallel
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, State, StepResult

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.attention import BACKENDS
+from ladecli.decoder.backends.invariant import invariant_attention
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.layout import build
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention import BACKENDS
-from ladecli.decoder.model.attention.invariant import invariant_attention
-from ladecli.decoder.model.attention.mask import Rules, StepMask
+from ladecli.decoder.model.mask import Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
 

@@ -17,12 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import GROWTH, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.events import Event, PromptRead, Step, StepNarrowed
 from ladecli.decoder.faults import attempt, is_out_of_memory
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.forward import StepInputs
-from ladecli.decoder.run.runner import Runner
+from ladecli.decoder.runner import Runner
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 

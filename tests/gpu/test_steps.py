@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.cuda_graphs import CudaGraphs, GraphCapture, Work
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.trial import Trial
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.transformer import Transformer
-from ladecli.decoder.model.trial import Trial
-from ladecli.decoder.run.captured import CudaGraphs, GraphCapture, Work
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, run

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .attention.mask import Rules
+from ..backends.weights import Projection
 from .families import Family, activation, is_ours
 from .layer import Heads, Layer, Norm, Norms
-from .weights import Projection
+from .mask import Rules
 
 MOST_PACKED = 8
 """Layers whose weights are packed at once, each of which takes room beside its weights."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kv_cache import LayerShape, Target
-from .attention.mask import StepMask
+from .mask import StepMask
 
 Drafts: TypeAlias = Literal["trees", "chains", "none"]
 """What a model can verify in one pass: several continuations of a text, one of them, or none."""

@@ -1,6 +1,6 @@
 """A layer's weights and settings, and the operations between its products."""
 
-# Annotations are not postponed, as in `cpu_formats`.
+# Annotations are not postponed, as in `cpu_layouts`.
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention.invariant import one_thread
-from .attention.mask import Rules
+from ..backends.invariant import one_thread
+from ..backends.weights import Projection
 from .forward import StepCache
+from .mask import Rules
 from .rotary import Rotary, rotate
-from .weights import Projection
 
 
 class Norm(NamedTuple):
@@ -159,7 +159,7 @@ class TorchOps:
 
 
 class InvariantOps(TorchOps):
-    """Operations on a CPU whose rows do not depend on each other; see `attention.invariant`."""
+    """Operations on a CPU whose rows do not depend on each other; see `backends.invariant`."""
 
     def gate(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `TorchOps`."""

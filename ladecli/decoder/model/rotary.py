@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al., 2021), by tables from the model's own rotary module."""
 
-# Annotations are not postponed, as in `cpu_formats`.
+# Annotations are not postponed, as in `cpu_layouts`.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ..compat import GENERATE_CACHE
-from .attention.invariant import one_thread
+from ..backends.compat import GENERATE_CACHE
+from ..backends.invariant import one_thread
 from .families import Family, ModelFacts, model_facts
 
 

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backends.attention import BACKENDS, Backend, choose_backend
+from ..backends.cpu_layers import ScriptedLayers, can_be_scripted
+from ..backends.cpu_layouts import CpuLinear, computed_in
+from ..backends.int8 import holds_int8
+from ..backends.weights import CPU_TYPES, project
 from ..kv_cache import LayerShape
-from .attention import BACKENDS, Backend, choose_backend
-from .attention.mask import StepMask
 from .building import MOST_PACKED, layer_of, leave_file, make_layers, norm_of
-from .cpu_formats import CpuLinear, computed_in
-from .cpu_layers import ScriptedLayers, can_be_scripted
 from .families import FAMILIES, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
-from .int8 import holds_int8
 from .layer import InvariantOps, Norm, TorchOps
+from .mask import StepMask
 from .rotary import Rotary, RotaryTables
-from .weights import CPU_TYPES, project
 
 
 class Transformer:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, choose_form, possible
+from .cpu_layouts import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, choose_form, possible
 from .int8 import Int8Linear, share_product
 
 _HELD = "lade_held"

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigError, DecoderError, RankError
-from ...sampling import Sampler
-from ...strategy import Draft, Room, State, StepResult
+from ..errors import ConfigError, DecoderError, RankError
 from ..executor import Executor, Fed, Stopped, TooWide
+from ..sampling import Sampler
+from ..strategy import Draft, Room, State, StepResult
 from .partition import Share, partition
 
 if TYPE_CHECKING:

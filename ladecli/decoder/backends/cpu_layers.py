@@ -1,10 +1,10 @@
-"""The layers of a transformer on a CPU, for TorchScript's interpreter; see `cpu_formats` for why.
+"""The layers of a transformer on a CPU, for TorchScript's interpreter; see `cpu_layouts` for why.
 
 `CpuLayers` computes what the loop in `transformer` does, call by call, for weights that are plain
 or of 8 bits, and attention by torch's own kernel or batch-invariant.
 """
 
-# Annotations are not postponed, as in `cpu_formats`.
+# Annotations are not postponed, as in `cpu_layouts`.
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..compat import script
-from .attention.in_blocks import KeyBlock, attend_in_blocks
-from .attention.invariant import BLOCK
-from .attention.mask import StepMask
-from .cpu_formats import CpuLinear, Linear, project
-from .forward import StepCache
-from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, part, rms_norm
-from .rotary import Rotary, rotate
+from ..model.forward import StepCache
+from ..model.layer import Heads, Layer, Norm, Norms, gated, norm_heads, part, rms_norm
+from ..model.mask import StepMask
+from ..model.rotary import Rotary, rotate
+from .compat import script
+from .cpu_layouts import CpuLinear, Linear, project
+from .in_blocks import KeyBlock, attend_in_blocks
+from .invariant import BLOCK
 
 MOST_TOKENS = 64
 """Of a step that is run by TorchScript: in wider ones Python takes no time, and Ctrl-C is heard
@@ -147,7 +147,7 @@ class ScriptedLayers:
         layers: that `can_be_scripted`.
         kinds: of rotary embeddings, in their order.
         residual_scale: of what each branch adds.
-        invariant: whether attention is batch-invariant; see `attention.invariant`.
+        invariant: whether attention is batch-invariant; see `backends.invariant`.
     """
 
     def __init__(

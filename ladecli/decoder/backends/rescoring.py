@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import Limits, SamplingConfig
-from .decoder import Decoder
-from .model.trial import TOLERANCE
-from .noise import gumbel_noise
-from .sampling import LogitsProcessor, choose, processed
-from .strategy import Draft, Room, State, Strategy
+from ..config import Limits, SamplingConfig
+from ..decoder import Decoder
+from ..noise import gumbel_noise
+from ..sampling import LogitsProcessor, choose, processed
+from ..strategy import Draft, Room, State, Strategy
+from .trial import TOLERANCE
 
 SAFETY = 4.0
 """Times the difference seen between a few forwards that one more may differ: it is looked at

@@ -17,25 +17,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .config import CAPTURED_WIDTHS, GROWTH, chunk_on
-from .decoder import Decoder
-from .errors import UnsupportedModelError
-from .faults import reason_of
-from .kv_cache import KVCache
-from .model.attention.triton import compile_attention, triton_available
-from .model.building import can_run
-from .model.families import ModelFacts
-from .model.forward import Forward
-from .model.layer import TorchOps
-from .model.own_cache import OwnCache, OwnCacheModel
-from .model.rotary import facts_of
-from .model.stock import StockModel, input_device
-from .model.transformer import Transformer
-from .model.trial import Trial
-from .model.weights import restore
+from ..config import CAPTURED_WIDTHS, GROWTH, chunk_on
+from ..decoder import Decoder
+from ..errors import UnsupportedModelError
+from ..faults import reason_of
+from ..kv_cache import KVCache
+from ..model.building import can_run
+from ..model.families import ModelFacts
+from ..model.forward import Forward
+from ..model.layer import TorchOps
+from ..model.rotary import facts_of
+from ..model.transformer import Transformer
+from ..runner import Runner, uses_triton
+from .cuda_graphs import Capture, CudaGraphs
 from .quiet import quiet
-from .run.captured import Capture, CudaGraphs
-from .run.runner import Runner, uses_triton
+from .transformers_cache import OwnCache, OwnCacheModel
+from .transformers_forward import StockModel, input_device
+from .trial import Trial
+from .triton_attention import compile_attention, triton_available
+from .weights import restore
 
 NOT_INVARIANT = (
     "steps are not batch-invariant: this model's products round differently for several tokens than"
@@ -256,7 +256,7 @@ def _forwards(
                     compile_attention(ours, wanted.kernels, wanted.slots)
             ops = None
             if wanted.kernels:
-                from .model.triton_kernels import TritonOps  # it imports triton
+                from .triton_ops import TritonOps  # it imports triton
 
                 ops = TritonOps()
             yield ours, ops

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, cache_utils
 
-from ..compat import cache_argument, returned_cache
 from ..errors import NaNLogitsError, UnsupportedModelError
 from ..faults import is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
-from .families import accepts_multi_token_steps, may_verify_chains
-from .forward import Drafts, StepCache, StepInputs
-from .rotary import frequencies_as_loaded, growing
-from .stock import activation_type, input_device
+from ..model.families import accepts_multi_token_steps, may_verify_chains
+from ..model.forward import Drafts, StepCache, StepInputs
+from ..model.rotary import frequencies_as_loaded, growing
+from .compat import cache_argument, returned_cache
+from .transformers_forward import activation_type, input_device
 from .trial import TOLERANCE, difference, rounding_type
 
 TRIAL = 10

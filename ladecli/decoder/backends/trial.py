@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from .. import layout
-from ..compat import GENERATE_CACHE, cache_argument
 from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
 from ..faults import check_alive, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
-from ..run.runner import Runner, whole
+from ..model.families import ModelFacts
+from ..model.forward import Forward
+from ..runner import Runner, whole
 from ..sampling import most_probable
 from ..strategy import Draft
 from ..tree import ROOT, TokenTree
-from .families import ModelFacts
-from .forward import Forward
+from .compat import GENERATE_CACHE, cache_argument
 from .int8 import holds_int8
-from .stock import ModelCache, input_device
+from .transformers_forward import ModelCache, input_device
 
 TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2, torch.int8: 3e-1})
 """Difference of logits that counts as rounding, relative to their spread: the largest one in

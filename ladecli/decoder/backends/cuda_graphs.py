@@ -29,13 +29,13 @@ from ..config import CAPTURED_WIDTHS, PREFILL_CHUNK, captured_width
 from ..faults import check_alive, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, Target
 from ..layout import StepLayout, packed, words_for
-from ..model.attention import READS_LENGTH
-from ..model.attention.mask import CapturedMask, DeviceMask
 from ..model.families import ModelFacts
 from ..model.forward import Forward, StepInputs
-from ..quiet import quiet
+from ..model.mask import CapturedMask, DeviceMask
+from ..runner import SDPA, Read, Runner, T
 from ..transfer import to_device
-from .runner import SDPA, Read, Runner, T
+from .attention import READS_LENGTH
+from .quiet import quiet
 
 WARM_UP = 2
 """Runs before a capture: libraries make their handles in the first ones."""

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .model.attention.triton import power_of_two
+from .triton_attention import power_of_two
 
 MOST = 16
 """Tokens of a row that can be asked for."""

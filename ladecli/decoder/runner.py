@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..faults import check_alive, is_out_of_memory, reason_of
-from ..kv_cache import KVCache
-from ..layout import StepLayout
-from ..model.attention.mask import StepMask
-from ..model.forward import Forward, StepInputs
-from ..quiet import quiet
-from ..sampling import most_probable
-from ..transfer import to_device
+from .backends.quiet import quiet
+from .faults import check_alive, is_out_of_memory, reason_of
+from .kv_cache import KVCache
+from .layout import StepLayout
+from .model.forward import Forward, StepInputs
+from .model.mask import StepMask
+from .sampling import most_probable
+from .transfer import to_device
 
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All of PyTorch's kernels of attention except cuDNN's, which plans anew for every length."""
@@ -101,7 +101,7 @@ class Runner:
     def most_probable(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
         """See `sampling.most_probable`."""
         if uses_triton(self.model):
-            from .. import triton_ranking
+            from .backends import triton_ranking
 
             try:
                 if successors <= triton_ranking.MOST:

@@ -11,11 +11,9 @@ import torch
 import transformers
 from torch import nn
 
-from ladecli.decoder.compat import packs_halves
-from ladecli.decoder.config import Limits
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import cpu_formats, weights
-from ladecli.decoder.model.cpu_formats import (
+from ladecli.decoder.backends import cpu_layouts, weights
+from ladecli.decoder.backends.compat import packs_halves
+from ladecli.decoder.backends.cpu_layouts import (
     ALIKE,
     alike_forms,
     choose_form,
@@ -24,7 +22,9 @@ from ladecli.decoder.model.cpu_formats import (
     packs,
     possible,
 )
-from ladecli.decoder.model.weights import CPU_TYPES, join_plain
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.weights import CPU_TYPES, join_plain
+from ladecli.decoder.config import Limits
 
 from ..decoding import ids_of, run, transformers_ids
 from ..families import model_of, prompt_for
@@ -46,8 +46,8 @@ TYPES = pytest.mark.parametrize("dtype", CPU_TYPES)
 
 def bare_processor(monkeypatch: pytest.MonkeyPatch, halves: bool = False) -> None:
     """Pretend that libraries have no products for 16 bits here, but for `halves`."""
-    monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
-    monkeypatch.setattr(cpu_formats, "packs_halves", lambda: halves)
+    monkeypatch.setattr(cpu_layouts, "packs", lambda dtype: dtype == torch.float32)
+    monkeypatch.setattr(cpu_layouts, "packs_halves", lambda: halves)
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, form: str) -> None:

@@ -24,10 +24,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...compat import scripted
-from .dense import reference_attention
+from ..model.attention import reference_attention
+from ..model.mask import Rules, StepMask
+from .compat import scripted
 from .in_blocks import attend_in_blocks
-from .mask import Rules, StepMask
 
 BLOCK, WIDEST = 128, 64
 """Positions whose keys are one sum, and tokens that are computed at once; wider steps are cut.  Of

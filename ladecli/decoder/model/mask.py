@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...layout import WORD, dense, packed, words_for
-from .in_blocks import KeyBlock
+from ..backends.in_blocks import KeyBlock
+from ..layout import WORD, dense, packed, words_for
 
 T = TypeVar("T")
 

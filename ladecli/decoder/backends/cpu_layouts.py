@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..compat import PackedWeight, packs_halves, scripted
+from .compat import PackedWeight, packs_halves, scripted
 
 SMALL = 1 << 16
 """Numbers in a matrix below which the call itself costs more than a form can save."""

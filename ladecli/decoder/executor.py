@@ -14,16 +14,16 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from .. import layout
-from ..config import captured_width
-from ..errors import NaNLogitsError, NoMemoryError
-from ..events import PromptRead
-from ..faults import attempt, check_alive
-from ..model.families import ModelFacts
-from ..sampling import Sampler
-from ..strategy import Draft, Room, State, StepResult
-from ..tree import TokenTree
+from . import layout
+from .config import captured_width
+from .errors import NaNLogitsError, NoMemoryError
+from .events import PromptRead
+from .faults import attempt, check_alive
+from .model.families import ModelFacts
 from .runner import Runner
+from .sampling import Sampler
+from .strategy import Draft, Room, State, StepResult
+from .tree import TokenTree
 
 MOST_FED_AGAIN = 16
 """Committed tokens that a step with drafts feeds again at most, where its cache is put back if the

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...config import NO_TRITON, check_attention
-from ...errors import ConfigError
-from .dense import reference_attention, sdpa_attention
+from ..config import NO_TRITON, check_attention
+from ..errors import ConfigError
+from ..model.attention import reference_attention, sdpa_attention
+from ..model.mask import Rules, StepMask
 from .flash import flash_attention
 from .invariant import invariant_attention
-from .mask import Rules, StepMask
-from .triton import triton_attention, triton_available
+from .triton_attention import triton_attention, triton_available
 
 Backend = Callable[[Tensor, Tensor, Tensor, StepMask, Rules], Tensor]
 """(query [1, H, T, D], key and value [1, K, S, D], mask, rules) -> [1, H, T, D]; see

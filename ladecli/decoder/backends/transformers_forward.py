@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
 from ..errors import UnsupportedModelError
 from ..kv_cache import LayerShape
+from ..model.forward import Drafts, StepCache, StepInputs
+from ..model.mask import Rules, StepMask
+from ..model.rotary import frequencies_as_loaded, growing
 from .attention import BACKENDS, Backend, choose_backend
-from .attention.mask import Rules, StepMask
-from .forward import Drafts, StepCache, StepInputs
-from .rotary import frequencies_as_loaded, growing
+from .compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
