@@ -35,7 +35,7 @@ def decode() -> None:
         warnings.simplefilter("ignore")
         demo = Path(ladecli.models.__file__).with_name("demo")
         decoder = load.load_decoder(AutoModelForCausalLM.from_pretrained(demo))
-        decoder.runner.run(build([1, 2, 3], 0, Draft()))
+        decoder.executor.run(build([1, 2, 3], 0, Draft()))
     logging.enable_progress_bar()
 
 

@@ -87,7 +87,7 @@ def test_lookahead_gives_the_text_of_plain_decoding_but_for_near_ties(
 
 def test_plain_decoding_equals_transformers(session: Session, plain: dict[str, Any]) -> None:
     """Our own forward calls the modules of packed weights."""
-    assert isinstance(session.decoder.runner.model, Transformer)
+    assert isinstance(session.decoder.executor.model, Transformer)
     wanted, _ = plain[PROMPTS[0]]
     ids = session.encode(PROMPTS[0])
     assert transformers_ids(session.loaded.model, ids, len(wanted)) == wanted

@@ -58,7 +58,7 @@ class StockRunner:
     def begin(self) -> None:
         """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
         decoder = self._session.decoder
-        decoder.forget(keep_memory=decoder.runner.captures)
+        decoder.forget(keep_memory=decoder.executor.overlaps)
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """As `MethodRunner.answer`; raises what transformers raises."""

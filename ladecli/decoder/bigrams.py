@@ -57,9 +57,9 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
         known: from before.
         seconds: the first step, of a few tokens, may take longer.
     """
-    runner, done = decoder.runner, len(known.ids)
+    executor, done = decoder.executor, len(known.ids)
     wanted = min(decoder.facts.vocabulary, TOKENS)
-    if runner.model.drafts != "trees" or done >= wanted or not seconds:
+    if executor.model.drafts != "trees" or done >= wanted or not seconds:
         return known
     *before, last = start
     ids, shares, count = [known.ids], [known.shares], FIRST
@@ -67,7 +67,7 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
     decoder.forget(keep_memory=True)
     try:
         if before:
-            if attempt(runner.run, layout.build_chunk(before, 0)) is None:
+            if attempt(executor.run, layout.build_chunk(before, 0)) is None:
                 return known
             decoder.cache.keep(range(len(before)))
         while count and done < wanted and time.perf_counter() < ends:
@@ -75,10 +75,10 @@ def find_bigrams(decoder: Decoder, start: Sequence[int], known: Bigrams, seconds
             tokens = [*range(done, min(done + count, wanted))]
             tree = TokenTree(tokens, [ROOT] * len(tokens), [1] * len(tokens))
             step = layout.build([last], len(before), Draft(tree))
-            logits = attempt(runner.run, step)
+            logits = attempt(executor.run, step)
             if logits is None:
                 break
-            best, probabilities = to_host(*runner.most_probable(logits[1:], BIGRAMS))()
+            best, probabilities = to_host(*executor.most_probable(logits[1:], BIGRAMS))()
             if not np.isfinite(probabilities).all():
                 break
             ids.append(np.array(best, np.int32))

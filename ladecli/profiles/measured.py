@@ -43,12 +43,13 @@ def path() -> Path:
 
 def key_of(decoder: Decoder, device: Device, spec: ModelSpec) -> str:
     """Return what the steps of a decoder are kept under."""
-    runner = decoder.runner
-    model = runner.model
+    executor = decoder.executor
+    model = executor.model
     return (
         f"{user.key_of(device)}, torch {version('torch')}: {spec.parameters:.0f} parameters in"
         f" {spec.weights}, {spec.layers} layers of {spec.hidden} and {spec.inner};"
-        f" {type(model).__name__} by {model.attention}{' in graphs' if runner.captures else ''}"
+        f" {type(model).__name__} by {model.operations.name}"
+        f"{' in graphs' if executor.overlaps else ''}"
     )
 
 
@@ -92,7 +93,7 @@ def after_load(
     limit = max(SHARE * load_seconds, LEAST)
     if {*measuring.WIDTHS} <= {*known}:
         limit /= 3
-    if decoder.runner.model.drafts == "none" or not SHARE:
+    if decoder.executor.model.drafts == "none" or not SHARE:
         return known
     least = {width: min(times) for width, times in run(decoder, device, limit, known).items()}
     seconds = dict(known)

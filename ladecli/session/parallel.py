@@ -380,7 +380,7 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
     from ..decoder.ranks.executors import LookaheadParallel, TensorParallel
 
     kind = TensorParallel if split else LookaheadParallel
-    session.executor = executor = kind(session.decoder.local, ranks)
+    session.executor = executor = kind(session.decoder.executor, ranks)
     session.ranks = ranks.size
     session.followers = Followers(ranks, executor, split=split) if ranks.rank == 0 else None
     _compare(ranks, {"max-context": session.decoder.max_context})

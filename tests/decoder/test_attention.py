@@ -228,10 +228,10 @@ def test_a_backend_that_fails_at_load_is_done_without(monkeypatch: pytest.Monkey
         raise RuntimeError("no kernel image\nis available")
 
     monkeypatch.setitem(BACKENDS, "reference", broken)
-    runner = load_decoder(model_of("llama"), attention="reference").runner
-    assert runner.model.attention == "sdpa"
-    assert "attention 'reference'" in runner.notices[0]
-    assert "no kernel image" in runner.notices[0]
+    executor = load_decoder(model_of("llama"), attention="reference").executor
+    assert executor.model.operations.name == "sdpa"
+    assert "attention 'reference'" in executor.notices[0]
+    assert "no kernel image" in executor.notices[0]
 
 
 @pytest.mark.parametrize("backend", OTHERS)

@@ -76,7 +76,7 @@ def test_evidence_and_the_prior_go_before_them() -> None:
 
 def test_nothing_is_asked_where_steps_hold_chains() -> None:
     decoder = decoder_of("llama")
-    decoder.runner.model.drafts = "chains"
+    decoder.executor.model.drafts = "chains"
     assert len(find_bigrams(decoder, START, nothing(), 60.0).ids) == 0
 
 

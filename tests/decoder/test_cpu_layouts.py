@@ -23,6 +23,7 @@ from ladecli.decoder.backends.cpu_layouts import (
     possible,
 )
 from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.rescoring import rounding_of
 from ladecli.decoder.backends.weights import CPU_TYPES, join_plain
 from ladecli.decoder.config import Limits
 
@@ -208,7 +209,7 @@ def test_what_is_between_products_of_16_bits_is_float32(
         pytest.skip("this processor has no products of bfloat16")
     model = copy.deepcopy(model_of("llama")).bfloat16()
     prefer(monkeypatch, form)
-    forward = load_decoder(model).runner.model
+    forward = load_decoder(model).executor.model
     kinds = {forward.dtype, *(shape.dtype for shape in forward.layer_shapes)}
     assert kinds == {torch.float32}
-    assert forward.rounding == (torch.float32 if form == "halves" else torch.bfloat16)
+    assert rounding_of(forward) == (torch.float32 if form == "halves" else torch.bfloat16)

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..model.forward import StepCache
+from ..kv_cache import StepCache
 from ..model.layer import Heads, Layer, Norm, Norms, gated, norm_heads, part, rms_norm
 from ..model.mask import StepMask
 from ..model.rotary import Rotary, rotate
 from .compat import script
 from .cpu_layouts import CpuLinear, Linear, project
 from .in_blocks import KeyBlock, attend_in_blocks
-from .invariant import BLOCK
+from .invariant import blocks as blocks_of
 
 MOST_TOKENS = 64
 """Of a step that is run by TorchScript: in wider ones Python takes no time, and Ctrl-C is heard
@@ -131,20 +131,11 @@ def add(residual: Tensor, update: Tensor, norm: Norm | None, scale: float) -> No
     residual.add_(update)
 
 
-def can_be_scripted(layers: Sequence[Layer]) -> bool:
-    """Whether `ScriptedLayers` is for the layers of a model: those on a CPU, without a soft cap."""
-    return all(
-        layer.attends.softcap is None
-        and all(isinstance(each, CpuLinear) for each in layer.products)
-        for layer in layers
-    )
-
-
 class ScriptedLayers:
-    """Runs layers by TorchScript, where torch has it.
+    """Runs layers by TorchScript, where torch has it; a `forward.RunLayers`.
 
     Args:
-        layers: that `can_be_scripted`.
+        layers: whose weights have `cpu_layouts`, without a soft cap.
         kinds: of rotary embeddings, in their order.
         residual_scale: of what each branch adds.
         invariant: whether attention is batch-invariant; see `backends.invariant`.
@@ -179,7 +170,18 @@ class ScriptedLayers:
             ]
         )
 
-    def run(
+    @classmethod
+    def make(
+        cls, invariant: bool, layers: Sequence[Layer], kinds: Sequence[str], residual_scale: float
+    ) -> "ScriptedLayers | None":
+        """Return what runs layers; None if some of them cannot be scripted."""
+        for layer in layers:
+            plain = all(isinstance(product, CpuLinear) for product in layer.products)
+            if not plain or layer.attends.softcap is not None:
+                return None
+        return cls(layers, kinds, residual_scale, invariant)
+
+    def __call__(
         self, residual: Tensor, rotary: Mapping[str, Rotary], mask: StepMask, cache: StepCache
     ) -> bool:
         """Run a step [T, n] through all layers, which add what they find to it.
@@ -202,7 +204,7 @@ class ScriptedLayers:
             for window, groups in self._views
         ]
         firsts = [mask.first_slot(window) for window, _ in self._views]
-        blocks = [mask.blocks(window, BLOCK) for window, _ in self._views if self._invariant]
+        blocks = [blocks_of(mask, window) for window, _ in self._views if self._invariant]
         turns, places = [*rotary.values()], (masks, firsts, blocks)
         self._layers(residual, turns, *places, [*keys], [*values], starts[0])
         return True
