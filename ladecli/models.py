@@ -20,11 +20,12 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from .decoder.backends import int8
 from .decoder.backends.compat import needs_eager
+from .decoder.backends.facts import model_facts
 from .decoder.backends.quiet import quiet
 from .decoder.backends.transformers_forward import input_device
 from .decoder.errors import Error
 from .decoder.faults import is_out_of_memory, reason_of
-from .decoder.model.families import ModelFacts, model_facts
+from .decoder.model.families import ModelFacts
 from .errors import LoadError
 from .generation_config import AnswerDefaults, AsStated, leave_out
 from .options.model import ModelOptions, PlacementOptions

@@ -75,7 +75,7 @@ def run(
     decoder: Decoder, device: Device, seconds: float, known: Collection[int]
 ) -> dict[int, list[float]]:
     """Measure steps for so many seconds; see `measuring.measure`."""
-    from ..decoder import measuring  # it imports torch
+    from ..decoder.backends import measuring  # it imports torch
 
     alone = device.kind == "cpu" and device.threads == 1
     clock = time.thread_time if alone else time.perf_counter  # other programs do not count
@@ -86,7 +86,7 @@ def after_load(
     decoder: Decoder, device: Device, spec: ModelSpec, load_seconds: float
 ) -> dict[int, float]:
     """Measure a little after a load, and return the seconds of steps by width, earlier ones too."""
-    from ..decoder import measuring
+    from ..decoder.backends import measuring
 
     key = key_of(decoder, device, spec)
     known = read_all().get(key, {})

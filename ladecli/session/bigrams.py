@@ -1,4 +1,4 @@
-"""What models expect after single tokens (`decoder.bigrams`), from one load to the next.
+"""What models expect after single tokens (`decoder.backends.bigrams`), from one load to the next.
 
 Every load of a model asks for some more, until enough is known.  A file that cannot be read, or
 written, costs the next load the same time again, and nothing else.
@@ -15,7 +15,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from .. import files
-from ..decoder.bigrams import find_bigrams, fingerprint, nothing
+from ..decoder.backends.bigrams import find_bigrams, fingerprint, nothing
 from ..decoder.drafting.ngram_model import BIGRAMS, Bigrams
 from ..errors import LadeError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ladecli.decoder.bigrams import find_bigrams, nothing
+from ladecli.decoder.backends.bigrams import find_bigrams, nothing
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.ngram_model import BIGRAMS, Bigrams, NgramModel, pack
 from ladecli.decoder.drafting.store import DraftStore

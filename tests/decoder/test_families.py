@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING
 
 import ladecli
 from ladecli.decoder.backends.compat import CACHE_NAMES
+from ladecli.decoder.backends.facts import TESTED_STOCK, model_facts, refusal
 from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
@@ -24,12 +25,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
-from ladecli.decoder.model.families import (
-    FAMILIES,
-    TESTED_STOCK,
-    model_facts,
-    refusal,
-)
+from ladecli.decoder.model.families import FAMILIES
 from ladecli.decoder.model.forward import Drafts
 from ladecli.decoder.ranks.executors import LookaheadParallel
 from ladecli.decoder.ranks.transport import DistributedTransport
@@ -270,7 +266,7 @@ def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call:
 
 def test_ranks_cannot_share_what_has_no_trees() -> None:
     with pytest.raises(ConfigError, match="'lfm2' verify one continuation at a time"):
-        LookaheadParallel(chained("lfm2").local, DistributedTransport(0, 2))
+        LookaheadParallel(chained("lfm2").executor, DistributedTransport(0, 2))
 
 
 def test_every_row_has_a_test() -> None:

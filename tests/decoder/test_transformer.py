@@ -13,13 +13,14 @@ from ladecli.decoder import layout
 from ladecli.decoder.backends import cpu_layers
 from ladecli.decoder.backends.compat import script
 from ladecli.decoder.backends.cpu_layers import CpuLayers
+from ladecli.decoder.backends.facts import model_facts
 from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import Limits
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.model import families
-from ladecli.decoder.model.families import Family, model_facts
+from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree

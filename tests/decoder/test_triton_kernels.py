@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.facts import model_facts
 from ladecli.decoder.backends.triton_attention import (
     compile_attention,
     gpu_of,
@@ -22,7 +23,6 @@ from ladecli.decoder.backends.triton_attention import (
     triton_available,
 )
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.layer import Heads, Norm, Norms, TorchOps
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Transformer

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ladecli.decoder import sampling
-from ladecli.decoder.backends.attention import BACKENDS, choose_backend
+from ladecli.decoder.backends.attention import BACKENDS, choose_backend, choose_operations
+from ladecli.decoder.backends.facts import model_facts
 from ladecli.decoder.backends.triton_attention import compile_attention
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.layer import Heads, Norm, Norms
 from ladecli.decoder.model.mask import CapturedMask, DeviceMask, Rules, StepMask
 from ladecli.decoder.model.rotary import Rotary
@@ -162,7 +162,8 @@ def test_attention_is_compiled_in_threads(tmp_path: Any, monkeypatch: Any) -> No
     """Afterwards a step of these widths compiles nothing: it takes no time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     stock = copy.deepcopy(model_of("llama")).to(GPU, HALF)
-    model = Transformer(stock, model_facts(stock.config), "triton")
+    operations = choose_operations("triton", GPU, HALF)
+    model = Transformer(stock, model_facts(stock.config), operations)
     compile_attention(model, (1, 8, 32, 64), slots=1024)
     torch.cuda.synchronize()
     start = time.perf_counter()

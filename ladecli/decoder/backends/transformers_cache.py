@@ -21,11 +21,11 @@ from transformers import DynamicCache, cache_utils
 from ..errors import NaNLogitsError, UnsupportedModelError
 from ..faults import is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape, StepCache
-from ..model.families import accepts_multi_token_steps, may_verify_chains
 from ..model.forward import Drafts, Operations, StepInputs
 from ..model.rotary import frequencies_as_loaded, growing
 from .attention import step_context
 from .compat import cache_argument, returned_cache
+from .facts import accepts_multi_token_steps, may_verify_chains
 from .transformers_forward import activation_type, input_device
 from .trial import TOLERANCE, difference, rounding_type
 

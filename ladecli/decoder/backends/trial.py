@@ -16,11 +16,12 @@ from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
 from ..executor import Executor, whole
 from ..faults import check_alive, is_out_of_memory, reason_of
 from ..kv_cache import LayerShape
-from ..model.families import ModelFacts, model_facts
+from ..model.families import ModelFacts
 from ..sampling import most_probable
 from ..strategy import Draft
 from ..tree import ROOT, TokenTree
 from .compat import GENERATE_CACHE, cache_argument
+from .facts import model_facts
 from .int8 import holds_int8
 from .transformers_forward import ModelCache, input_device
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Collection
 from itertools import islice
 
-from .config import WITHOUT_WINDOW, LookaheadConfig
-from .decoder import Decoder
-from .drafting.store import DraftStore
-from .events import Step
-from .strategies import make_strategy
+from ..config import WITHOUT_WINDOW, LookaheadConfig
+from ..decoder import Decoder
+from ..drafting.store import DraftStore
+from ..events import Step
+from ..strategies import make_strategy
 
 WIDTHS = (1, 4, 16, 8, 32, 2)
 """The widths that are measured, the most telling ones first; a GPU has 64 in addition."""

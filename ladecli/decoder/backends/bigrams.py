@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from . import layout
-from .drafting.ngram_model import BIGRAMS, Bigrams
-from .faults import attempt
-from .strategy import Draft
-from .transfer import to_host
-from .tree import ROOT, TokenTree
+from .. import layout
+from ..drafting.ngram_model import BIGRAMS, Bigrams
+from ..faults import attempt
+from ..strategy import Draft
+from ..transfer import to_host
+from ..tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
-    from .decoder import Decoder
+    from ..decoder import Decoder
 
 TOKENS = 1 << 13
 """That are asked about; a quarter of them brings most of what there is to gain."""
