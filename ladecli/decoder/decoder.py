@@ -112,7 +112,7 @@ class Decoder:
         generation = Generation(
             State(list(prompt), len(prompt), sampling, end),
             strategy,
-            Sampler(sampling, processors, logprobs, self.executor.most_probable),
+            Sampler(sampling, processors, logprobs, self.executor.ranking),
             limits,
             executor or self.executor,
             detailed,

@@ -105,7 +105,7 @@ class Generation:
             Step(
                 tokens=tuple(found.tokens),
                 width=width,
-                proposed=len(draft.tree),
+                proposed=len(draft.tree.tokens),
                 seconds=done - began,
                 times=StepTimes(
                     draft=started - began,

@@ -27,7 +27,7 @@ from .layout import StepLayout
 from .model.families import ModelFacts
 from .model.forward import Forward, StepInputs
 from .model.mask import StepMask
-from .sampling import Sampler
+from .sampling import MostProbable, Sampler
 from .strategy import Draft, Room, State, StepResult
 from .transfer import to_device
 from .tree import TokenTree
@@ -227,7 +227,8 @@ class Executor:
     def run(self, layout: StepLayout) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""
         model, cache, count = self.model, self.cache, len(layout.tokens)
-        cache.reserve(cache.length + count)
+        if cache.length + count > cache.slots:
+            cache.reserve(cache.length + count)
         outputs: Tensor | None = None
         if layout.outputs != [*range(count)]:
             outputs = to_device(np.array(layout.outputs, dtype=np.int64), self.device)
@@ -244,26 +245,35 @@ class Executor:
             with model.context():
                 return model.forward(step, cache)
         except Exception as error:
-            self._simplify(error)
+            if not self._simplify(error):
+                raise
         return self.run(layout)
+
+    @property
+    def ranking(self) -> MostProbable:
+        """What ranks the logits of a text's steps; a kernel of ours may fail."""
+        operations = self.model.operations
+        return operations.rank if operations.simpler is None else self.most_probable
 
     def most_probable(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
         """See `sampling.most_probable`."""
         try:
             return self.model.operations.rank(logits, successors)
         except Exception as error:
-            self._simplify(error)
+            if not self._simplify(error):
+                raise
         return self.most_probable(logits, successors)
 
-    def _simplify(self, error: Exception) -> None:
+    def _simplify(self, error: Exception) -> bool:
         """Go on with simpler operations after a kernel of ours has failed, as one can at a size
-        that nothing has tried before; raises the error if nothing simpler is left."""
+        that nothing has tried before; whether there are any, and the device lives."""
         simpler = self.model.operations.simpler
         if simpler is None or is_out_of_memory(error):
-            raise error
+            return False
         check_alive(self.device, error)
         self.model.use(simpler)
         self.notices.append(f"steps run without Triton kernels, and slower: {reason_of(error)}")
+        return True
 
     def widths(self, limit: int) -> Sequence[int]:
         """The only widths that steps should have, up to a limit, which is one of them if it can be

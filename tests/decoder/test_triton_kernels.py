@@ -191,9 +191,9 @@ from triton.backends.compiler import GPUTarget
 
 if "nvidia" not in backends:
     sys.exit(77)
-from ladecli.decoder import triton_ranking as ranking
-from ladecli.decoder.model import triton_kernels as rows
-from ladecli.decoder.backends.attention import triton_kernel as attention
+from ladecli.decoder.backends import triton_attention_kernel as attention
+from ladecli.decoder.backends import triton_ops as rows
+from ladecli.decoder.backends import triton_ranking as ranking
 from ladecli.decoder.backends.triton_attention import warps_to_join
 
 

@@ -203,7 +203,7 @@ class ScriptedLayers:
             mask.additive_mask(window, groups, dtype, residual.device)
             for window, groups in self._views
         ]
-        firsts = [mask.first_slot(window) for window, _ in self._views]
+        firsts = [0 if window is None else mask.first_slot(window) for window, _ in self._views]
         blocks = [blocks_of(mask, window) for window, _ in self._views if self._invariant]
         turns, places = [*rotary.values()], (masks, firsts, blocks)
         self._layers(residual, turns, *places, [*keys], [*values], starts[0])

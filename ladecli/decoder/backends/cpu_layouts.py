@@ -248,7 +248,8 @@ class CpuLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        return self.form(x, self.bias)
+        product: Tensor = scripted(multiply)(x, self.form.weight, self.bias)
+        return product
 
     @property
     def rounding(self) -> torch.dtype:
