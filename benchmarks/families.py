@@ -28,7 +28,7 @@ from common import argument_parser, save
 
 import ladecli
 from ladecli.decoder.model.transformer import Transformer
-from ladecli.specs import hub
+from ladecli.models.find import resolve
 from tests import forked
 
 TOKENS = 40
@@ -134,7 +134,7 @@ def build(family: str, folder: Path) -> None:
                 fan_in = 1 if "emb" in name or "wte" in name else weight.shape[-1]
                 weight.normal_(std=1.5 * fan_in**-0.5)
     model.save_pretrained(folder)
-    for file in Path(hub.resolve("demo")).glob("tokenizer*"):
+    for file in Path(resolve("demo")).glob("tokenizer*"):
         shutil.copy(file, folder)
 
 

@@ -31,7 +31,7 @@ from typing import Any
 from common import ROOT, argument_parser, print_head, print_row, save
 
 from ladecli import suites
-from ladecli.specs.device import predict_device
+from ladecli.models.device import predict_device
 
 PROCESSOR = predict_device("cpu").label
 WORKERS = Path(__file__).with_name("peer_workers.py")
@@ -50,7 +50,7 @@ MEMORY = {"Q8_0": 1.3}  # the most memory, in llama.cpp's,
 PERPLEXITY = {"8bit": 1.01}  # and the most perplexity, in float32's.
 WARM_UP = 8  # tokens of an answer before the first one that counts
 TEXTS = ("README.md", "docs/how-it-works.md", "docs/models.md", "benchmarks/README.md")
-CODE = ("decoder/engine.py", "decoder/layout.py", "api.py", "models.py")
+CODE = ("decoder/engine.py", "decoder/layout.py", "api.py", "models/load.py")
 WINDOW = 512  # tokens of a text that are read at once, from an empty cache
 
 

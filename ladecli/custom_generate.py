@@ -28,14 +28,10 @@ from .decoder.model.forward import Forward
 from .decoder.model.transformer import Transformer
 from .decoder.strategies import make_strategy
 from .generation_config import REFUSED, asking
-from .options.model import StepOptions
-from .profiles import measured
-from .session.setup import choose_profile
-from .specs.device import detect
-from .specs.model_spec import empty_model, spec_of
-
-_MEASURED, _LOAD_SECONDS = 256, 3.0
-"""Tokens of context to measure steps in, and the seconds that a load is assumed to have taken."""
+from .models.describe import empty_model
+from .models.device import detect
+from .models.fit import spec_of
+from .profiles import measured, select
 
 
 class _Decoding(NamedTuple):
@@ -62,19 +58,14 @@ def lookahead(
     lade_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """Decode as `generate` would, several tokens per forward pass.
+    """Return prompt and answer as `generate` would, with several tokens per forward pass.
 
         model.generate(**inputs, custom_generate=ladecli.lookahead, max_new_tokens=100)
 
     Args:
-        model, input_ids, logits_processor, stopping_criteria, generation_config,
-            model_kwargs: as transformers passes them.
         lade_config: window, n-grams, guesses; None for those of the device's profile.
         lade_seed: the seed of sampling; None takes one from torch's generator.
         lade_streamer: a streamer of transformers, which drops its own argument `streamer`.
-
-    Returns:
-        int64 [1, prompt + new tokens].
 
     Raises:
         ValueError: beams, several sequences, padding or a filled cache were asked for.
@@ -86,17 +77,14 @@ def lookahead(
     if lade_streamer is not None:
         lade_streamer.put(input_ids.cpu())
     if decoding.make_forward is None:
-        return model._sample(  # type: ignore[no-any-return]
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
+        plain: Tensor = model._sample(
+            *(input_ids, logits_processor, stopping_criteria, generation_config),
             streamer=lade_streamer,
             **model_kwargs,
         )
+        return plain
     length, limit = input_ids.shape[1], generation_config.max_length
-    text = input_ids.new_empty((1, max(limit, length)))
-    text[:, :length] = input_ids
+    text = torch.nn.functional.pad(input_ids, (0, max(limit - length, 0)))
 
     def add(token: int) -> bool:
         """Add a token to the text; return whether the stopping criteria end it."""
@@ -108,15 +96,13 @@ def lookahead(
         return bool(stopping_criteria and stopping_criteria(text[:, :length], None).all())
 
     sampling = SamplingConfig()
-    if generation_config.do_sample:
-        if lade_seed is None:
-            lade_seed = int(torch.randint(2**62, (1,)))
-        # Temperature, top-k and the like are among the logits processors already.
-        sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
+    if generation_config.do_sample:  # temperature and the like are among the logits processors
+        seed = int(torch.randint(2**62, (1,))) if lade_seed is None else lade_seed
+        sampling = SamplingConfig(temperature=1.0, seed=seed)
     most = text.shape[1]
     decoder = decoder_of(decoding.make_forward(model), facts, most)
-    if most > (context := decoder.max_context):
-        ends = f"the text ends at the model's context of {context} tokens"
+    if most > decoder.max_context:
+        ends = f"the text ends at the model's context of {decoder.max_context} tokens"
         warnings.warn(f"{ends}, before max_length={most}", stacklevel=2)
     for event in decoder.generate(
         input_ids[0].tolist(),
@@ -126,7 +112,7 @@ def lookahead(
         processors=list(logits_processor or ()),
     ):
         if event == Finished("memory"):
-            warnings.warn(f"out of memory after {length} tokens: the text ends there", stacklevel=2)
+            warnings.warn(f"out of memory: the text ends after {length} tokens", stacklevel=2)
     if lade_streamer is not None:
         lade_streamer.end()
     return text[:, :length].clone()
@@ -141,12 +127,11 @@ def _decoding_of(model: Any) -> _Decoding:
     # The code of a model from the hub is running already, so it is here.
     hub = {"trust_remote_code": True, "local_files_only": True}
     spec, device = spec_of(empty_model(model.config, hub), model.dtype), detect(str(model.device))
-    choice = choose_profile(None, StepOptions(attention="sdpa", cuda_graphs=False), device, spec)
+    choice = select(None, device, spec, captured=False)
     backend = make = None
     with suppress(*[UnsupportedModelError] if added else []):
-        backend = (
-            None if why else choose_backend(model, facts, LoadOptions(join=False, not_ours=added))
-        )
+        if not why:
+            backend = choose_backend(model, facts, LoadOptions(join=False, not_ours=added))
     # Hooks are not meant for a prompt in parts, as the model's own cache needs it.
     if backend is None or (added and not isinstance(backend.forward, StockModel)):
         lines = [f"transformers' own decoding runs, without drafts: {why or added}"]
@@ -157,15 +142,14 @@ def _decoding_of(model: Any) -> _Decoding:
         }
         make, lines = makers.get(type(backend.forward), OwnCacheModel), [*backend.notices]
         if added is None:  # hooks may count steps
-            decoder = decoder_of(backend.forward, facts, _MEASURED)
-            choice = choice.priced(measured.after_load(decoder, device, spec, _LOAD_SECONDS))
-    kept = None if added else mark
-    now = _Decoding(kept, make, choice.lookahead, (*choice.notices, *lines))
-    for notice in now.notices:
+            decoder = decoder_of(backend.forward, facts, 256)
+            choice = choice.priced(measured.after_load(decoder, device, spec, load_seconds=3.0))
+    notices = (*choice.notices, *lines)
+    for notice in notices:
         if before is None or notice not in before.notices:
             warnings.warn(notice, stacklevel=3)
-    _DECODINGS[model] = now
-    return now
+    _DECODINGS[model] = _Decoding(None if added else mark, make, choice.lookahead, notices)
+    return _DECODINGS[model]
 
 
 # What transformers always passes, and what is the same whether it is passed or not.
@@ -178,22 +162,21 @@ _ALLOWED_KWARGS = frozenset(
 def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise a ValueError that names what this does not do."""
     what = None
-    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-    caches = [model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None]
-    further = {k: v for k, v in model_kwargs.items() if k not in _ALLOWED_KWARGS}
-    others = [k for k, v in further.items() if v is not None and v is not False and v != {}]
+    passed = {k: v for k, v in model_kwargs.items() if not (v is None or v is False or v == {})}
+    mask, positions = passed.get("attention_mask"), passed.get("position_ids")
+    others = [name for name in passed if name not in _ALLOWED_KWARGS]
     if config is None:
         what = "a call without a generation config; call it through model.generate"
     elif fields := asking(config, REFUSED):
-        name = fields[0]
-        value = getattr(config, name)
+        name, value = fields[0], getattr(config, fields[0])
         own = getattr(model.generation_config, name, None) == value
         whose = " of the model's generation config" if own else ""
         what = f"{name}={value!r}{whose}; pass {name}={REFUSED[name]!r}"
-    elif "streamer" in others:
-        what = "streamer; pass it as lade_streamer"
     elif others:
-        what = f"{others[0]}; it decodes from input_ids alone"
+        instead = (
+            "pass it as lade_streamer" if others[0] == "streamer" else "it reads only input_ids"
+        )
+        what = f"{others[0]}; {instead}"
     elif is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled():
         what = "weights that are split over processes (FSDP, ZeRO-3)"
     elif input_ids.shape[0] != 1:
@@ -203,7 +186,7 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, 
             "padding: the attention mask, which transformers makes if none is passed, leaves tokens"
             " out; pass the prompt without padding, or attention_mask=torch.ones_like(input_ids)"
         )
-    elif any(map(_holds_tokens, caches)):
+    elif any(_holds_tokens(passed[name]) for name in CACHE_NAMES if name in passed):
         what = "a cache that holds tokens already; pass the whole text without a cache"
     elif positions is not None and positions.flatten().tolist() != [*range(positions.numel())]:
         what = "position_ids that do not count from 0"

@@ -1,6 +1,4 @@
-"""Files that the user names: read whole, checked before the work starts, written whole; and the
-TOML reader that this Python has.
-"""
+"""Files that the user names: read whole, checked before the work starts, and written whole."""
 
 from __future__ import annotations
 
@@ -25,11 +23,11 @@ else:
 LIMIT = 100_000_000
 """Bytes of the largest file that is read; a device without an end is refused after them."""
 CONVERT = "save it as UTF-8, or convert it, for example with iconv -f latin1 -t utf-8"
-"""What to do about a text in another encoding."""
+"""The fix for a text in another encoding."""
 
 
 def read(path: Path, *, pipes: bool = False) -> bytes:
-    """All that a file holds.
+    """Return the content of a file.
 
     Args:
         pipes: whether it may also be a pipe or a device, which may keep its reader waiting.
@@ -46,7 +44,7 @@ def read(path: Path, *, pipes: bool = False) -> bytes:
 
 
 def read_stream(file: BinaryIO) -> bytes:
-    """All that an open file holds.
+    """Return the content of an open file.
 
     Raises:
         OSError: it is too large; `strerror` says so.
@@ -58,7 +56,7 @@ def read_stream(file: BinaryIO) -> bytes:
 
 
 def read_text(name: str, kind: str = "file") -> str:
-    """The text of a file; see `read_named`.
+    """Return the text of a file; see `read_named`.
 
     Raises:
         UsageError: it cannot be read, or is not text; the message names it and the fix.
@@ -67,25 +65,25 @@ def read_text(name: str, kind: str = "file") -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML file says.
+    """Parse a TOML file.
 
     Raises:
         ValueError: it is no TOML.
     """
     try:
-        found: dict[str, Any] = toml.loads(text)
-        return found
+        content: dict[str, Any] = toml.loads(text)
+        return content
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def expanded(name: str) -> Path:
-    """A path as a shell would take it: ~ is a home folder, where there is such a user."""
+    """Return a path with ~ replaced by the home folder, as a shell does."""
     return Path(os.path.expanduser(name))
 
 
 def read_named(name: str, kind: str, *, pipes: bool = True) -> bytes:
-    """All of a file, whose name may begin with ~; messages call it `kind` and its name.
+    """Return the content of a file, whose name may begin with ~; messages call it `kind` and name.
 
     `pipes` is as in `read`.
 
@@ -105,7 +103,7 @@ def read_named(name: str, kind: str, *, pipes: bool = True) -> bytes:
 
 
 def decode(data: bytes, name: str) -> str:
-    """Bytes of UTF-8, or UTF-16 with a byte order mark, as text with "\\n" at the ends of lines.
+    """Decode UTF-8, or UTF-16 with a byte order mark, to text with "\\n" at the ends of lines.
 
     Messages call it `name`.
 
@@ -153,7 +151,7 @@ def check(path: Path, option: str) -> None:
 
 
 def check_new(path: Path, option: str) -> None:
-    """As `check`, and refuse a file that is there already."""
+    """Do the same as `check`, and refuse a file that exists."""
     check(path, option)
     if path.exists() and not is_device(path):
         raise UsageError(f"{path} exists; name another file, or delete it first")
@@ -165,12 +163,12 @@ def is_device(path: Path) -> bool:
 
 
 def _fresh(path: Path) -> Path:
-    """A name beside a path that nobody can guess, and plant a link there."""
+    """Return a name beside a path that nobody can guess to plant a link there."""
     return path.with_name(f".{secrets.token_hex(8)}.tmp")
 
 
 def guarded(path: str, flags: int) -> int:
-    """Open a file that nobody else can read, where this makes it."""
+    """Open a file; if it is new, nobody else can read it."""
     return os.open(path, flags, 0o600)
 
 
@@ -179,7 +177,7 @@ def write(path: Path, content: str | bytes, option: str, *, private: bool = Fals
 
     Args:
         path, content: of the file.
-        option: what named it, for messages.
+        option: the option that names it, for messages.
         private: whether nobody else can read a new file.
 
     Raises:

@@ -1,8 +1,7 @@
-"""What each field of a model's generation config means here: what transformers' `generate` makes
-of it, by transformers' own code.
+"""The generation config of a model: every field means what it means in transformers' `generate`.
 
-Fields that choose tokens become a `SamplingConfig`, which flags replace.  Whatever transformers has
-a logits processor for is applied by that processor, at every node of a step's tree.  Fields that
+Fields that choose tokens become a `SamplingConfig`, which flags replace.  If transformers has a
+logits processor for a field, that processor is applied at every node of a step's tree.  Fields that
 ask for another way to decode are named, and refused inside `generate`.  All others change no text;
 docs/models.md names them, and a test finds those that a version of transformers adds.
 """
@@ -27,9 +26,9 @@ from .decoder.errors import ConfigError
 from .decoder.sampling import LogitsProcessor
 
 _CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
-"""How a chat samples where the model does not say: greedy, small models run into loops."""
+"""The sampling of a chat if the model states none: greedy, small models run into loops."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Fields that a `SamplingConfig` holds; `do_sample` says whether they count."""
+"""The fields of a `SamplingConfig`; `do_sample` says whether they count."""
 PROCESSORS = (
     *("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
@@ -38,9 +37,9 @@ PROCESSORS = (
     *("forced_bos_token_id", "forced_eos_token_id"),
     *("remove_invalid_values", "renormalize_logits", "watermarking_config"),
 )
-"""Fields that transformers makes a logits processor of."""
+"""The fields from which transformers makes a logits processor."""
 ENDS = ("max_length", "max_new_tokens", "stop_strings")
-"""Fields that end a text, beside `eos_token_id`."""
+"""The fields that end a text, besides `eos_token_id`."""
 OTHER_WAYS: dict[str, Any] = {
     "num_beams": 1,
     "penalty_alpha": 0,  # contrastive search
@@ -52,17 +51,19 @@ OTHER_WAYS: dict[str, Any] = {
     "num_return_sequences": 1,
     "max_time": None,  # other texts on other machines
 }
-"""Fields that ask for another way to decode, with what does not ask for it."""
+"""The fields that ask for another way to decode, with the values that do not."""
 REFUSED = {
     **{name: off for name, off in OTHER_WAYS.items() if name not in ("token_healing", "max_time")},
     "return_dict_in_generate": False,
 }
-"""What a call of `generate` must not ask for; it heals prompts and looks at the clock itself."""
+"""The fields that are refused inside `generate`, which itself heals prompts and limits the time."""
 
 
 class AsStated(GenerationConfig):  # type: ignore[misc]
-    """A generation config with any values: transformers refuses a model for some, of whatever
-    field.  See `leave_out`."""
+    """A generation config with any values, for some of which transformers would refuse the model.
+
+    See `leave_out`.
+    """
 
     def __init__(self, **fields: Any) -> None:
         watermarking = fields.pop("watermarking_config", None)
@@ -77,35 +78,31 @@ class AsStated(GenerationConfig):  # type: ignore[misc]
 
 
 def leave_out(config: AsStated, model_config: Any, vocabulary: int) -> list[str]:
-    """Take values that make no sense out of a generation config, as `generate` fails with them;
-    returns them.  Those of a `SamplingConfig` stay; see `stated`.
+    """Remove values with which `generate` would fail from a generation config, and return them.
+
+    Those of a `SamplingConfig` stay; see `stated`.
 
     Args:
-        config: as a file has it, which may be edited by hand.
+        config: of a file, which may be edited by hand.
         model_config: of transformers.
         vocabulary: number of token ids.
     """
-    maker, found = GenerationMixin(), []
+    maker, wrong = GenerationMixin(), []
     maker.config = model_config
     for name in (*ENDS, *PROCESSORS):
         value = getattr(config, name, None)
-        if value is None:
-            continue
-        end = name in ENDS
-        if not (_is_end(name, value) if end else _works(maker, config, name, vocabulary)):
-            found.append(f"{name} {value!r}")
+        if name == "stop_strings":
+            usable = all(isinstance(text, str) and text for text in _listed(value))
+        elif name in ENDS:
+            usable = value is None or (type(value) is int and value > 0)
+        else:
+            usable = value is None or _works(maker, config, name, vocabulary)
+        if not usable:
+            wrong.append(f"{name} {value!r}")
             setattr(config, name, None)
-    stops = _listed(config.eos_token_id)
-    if not all(_is_token(each, vocabulary) for each in stops):
-        found.append(f"eos_token_id {config.eos_token_id!r}")
-    return found
-
-
-def _is_end(name: str, value: object) -> bool:
-    """Whether a value of a field of `ENDS` is of its kind: a length, or strings."""
-    if name == "stop_strings":
-        return all(isinstance(each, str) and each for each in _listed(value))
-    return type(value) is int and value > 0
+    if not all(_is_token(token, vocabulary) for token in _listed(config.eos_token_id)):
+        wrong.append(f"eos_token_id {config.eos_token_id!r}")
+    return wrong
 
 
 def _works(maker: GenerationMixin, config: AsStated, name: str, vocabulary: int) -> bool:
@@ -122,7 +119,7 @@ def _works(maker: GenerationMixin, config: AsStated, name: str, vocabulary: int)
 
 
 def _listed(value: Any) -> list[Any]:
-    """Several values, one, or none."""
+    """Return several values, one, or none, as a list."""
     return list(value) if isinstance(value, list | tuple) else [value] * (value is not None)
 
 
@@ -131,17 +128,16 @@ def _is_token(value: object, vocabulary: int) -> bool:
 
 
 def asking(config: Any, others: Mapping[str, Any]) -> list[str]:
-    """The fields of a generation config that ask for one of other ways to decode."""
-    given = {name: getattr(config, name, None) for name in others}
-    found = [name for name, value in given.items() if value not in (None, others[name])]
-    # Where it samples, `generate` does not look at that one.
-    return [name for name in found if name != "penalty_alpha" or not config.do_sample]
+    """Return the fields of a generation config that ask for one of other ways to decode."""
+    asked = [name for name in others if getattr(config, name, None) not in (None, others[name])]
+    # `generate` ignores that one if it samples.
+    return [name for name in asked if name != "penalty_alpha" or not config.do_sample]
 
 
 def stated(config: Any) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a `SamplingConfig` that a generation config has values for, and its values
-    that make no sense: files say `top_k` -1, for one."""
-    given: dict[str, Any] = {}
+    """Return the values of a generation config for a `SamplingConfig`, and its values that make no
+    sense, such as a `top_k` of -1."""
+    values: dict[str, Any] = {}
     wrong = []
     for name in SAMPLING:
         if (value := getattr(config, name)) is None:
@@ -152,33 +148,33 @@ def stated(config: Any) -> tuple[dict[str, Any], list[str]]:
         except (ConfigError, OverflowError, ValueError, TypeError):
             wrong.append(f"{name} {value!r}")
         else:
-            given[name] = number
-    return given, wrong
+            values[name] = number
+    return values, wrong
 
 
 def sampling_of(config: Any) -> SamplingConfig:
-    """How a generation config chooses tokens.
+    """Return the sampling of a generation config.
 
-    Where it samples, what it leaves open is what transformers takes then: the 50 most probable
-    tokens, for one.
+    If it samples, transformers' defaults fill in what it leaves open: the 50 most probable tokens,
+    for one.
     """
-    given, _ = stated(config)
+    values, _ = stated(config)
     if not config.do_sample:
-        return SamplingConfig(repetition_penalty=given.get("repetition_penalty", 1.0))
+        return SamplingConfig(repetition_penalty=values.get("repetition_penalty", 1.0))
     defaults = GenerationConfig._get_default_generation_params()
     usual = {name: defaults[name] for name in SAMPLING if defaults.get(name) is not None}
-    return SamplingConfig(**{"temperature": 1.0} | usual | given)
+    return SamplingConfig(**{"temperature": 1.0} | usual | values)
 
 
 def as_generate(
     own: GenerationConfig, sampling: SamplingConfig, stop_ids: Collection[int]
 ) -> GenerationConfig:
-    """What `generate` has to be told to choose tokens as an answer here does.
+    """Return the generation config with which `generate` chooses tokens as an answer here does.
 
     Args:
-        own: the model's, of which the logits processors are taken.
+        own: the model's, with its logits processors.
         sampling: how the answer chooses tokens.
-        stop_ids: that end the answer.
+        stop_ids: the tokens that end the answer.
     """
     left_out = set()
     if own.min_new_tokens is not None:
@@ -191,7 +187,7 @@ def as_generate(
 
 
 def _config_of(own: Any, names: Sequence[str], sampling: SamplingConfig) -> GenerationConfig:
-    """A generation config of these fields of another one, and of how tokens are chosen."""
+    """Return a generation config with these fields of another one, and with a sampling."""
     config = GenerationConfig()
     for name in names:
         setattr(config, name, getattr(own, name, None))
@@ -206,8 +202,10 @@ def _config_of(own: Any, names: Sequence[str], sampling: SamplingConfig) -> Gene
 def _processors(
     model: Any, config: GenerationConfig, ids: Any, max_length: int
 ) -> LogitsProcessorList:
-    """The logits processors that `generate` makes of a generation config, for a prompt [1, n]; the
-    config is changed as `generate` does."""
+    """Return the logits processors that `generate` makes of a config for a prompt [1, n].
+
+    The config is changed, as `generate` does.
+    """
     config.max_length = max_length
     model._prepare_special_tokens(config, True, device=ids.device)
     processors: LogitsProcessorList = model._get_logits_processor(
@@ -223,7 +221,7 @@ def _processors(
 
 @dataclass(frozen=True, slots=True)
 class AnswerDefaults:
-    """What a model says of its answers: its generation config."""
+    """The model's generation defaults."""
 
     config: GenerationConfig
     tokenizer: Any
@@ -231,19 +229,20 @@ class AnswerDefaults:
 
     @property
     def sampling(self) -> SamplingConfig:
-        """How tokens are chosen in a chat."""
+        """The sampling of a chat."""
         if self.config.do_sample is None:
             return replace(_CHAT, **stated(self.config)[0])
         return sampling_of(self.config)
 
     def states(self, name: str) -> bool:
-        """Whether a field of `sampling` is the model's own, and not what chats have by default."""
+        """Whether a field of `sampling` is the model's own, and not the default of chats."""
         return self.config.do_sample is not None or name in stated(self.config)[0]
 
     @property
     def without_samples(self) -> SamplingConfig:
-        """The same where nobody asked for samples: greedy, with the model's penalty.  A user's
-        temperature makes it sample, from as many tokens as the model's generation config has it.
+        """The sampling outside of chats: greedy, with the model's penalty.
+
+        With a user's temperature, it samples from as many tokens as the generation config says.
         """
         if self.config.do_sample:
             return replace(sampling_of(self.config), temperature=0.0)
@@ -253,7 +252,7 @@ class AnswerDefaults:
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends a text: those of the generation config, or the tokenizer's."""
         stated, own = _listed(self.config.eos_token_id), self.tokenizer.eos_token_id
-        ids = {each for each in stated if _is_token(each, self.vocabulary)}
+        ids = {token for token in stated if _is_token(token, self.vocabulary)}
         return frozenset(ids or (() if own is None else (own,)))
 
     @property
@@ -262,7 +261,7 @@ class AnswerDefaults:
         return tuple(_listed(self.config.stop_strings))
 
     def length_limit(self, prompt: int) -> int | None:
-        """The most new tokens after a prompt of this many; None where there is no limit for it."""
+        """Return the most new tokens after a prompt of so many; None without a limit."""
         if (most := self.config.max_new_tokens) is not None:
             return int(most)
         room = (self.config.max_length or 0) - prompt
@@ -277,18 +276,18 @@ class AnswerDefaults:
         stop_ids: Collection[int],
         device: torch.device,
     ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
-        """How the decoder chooses the tokens of an answer as `generate` would.
+        """Return the sampling and the processors that make the decoder choose as `generate` would.
 
-        Where the generation config asks for nothing but a `SamplingConfig` says, that is left to
-        the decoder, which samples a whole step at once.  Else transformers' processors do all of
-        it, in their order, and the decoder draws from what they leave.
+        If a `SamplingConfig` says all that the generation config asks for, the decoder samples a
+        whole step at once.  Else transformers' processors do all of it, in their order, and the
+        decoder draws from what they leave.
 
         Args:
             model: of transformers.
             sampling, stop_ids: see `as_generate`.
             prompt: token ids.
             max_length: tokens of prompt and answer at most.
-            device: where logits are.
+            device: of the logits.
         """
         config = as_generate(self.config, sampling, stop_ids)
         ids = torch.tensor([list(prompt)], device=device)

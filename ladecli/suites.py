@@ -1,4 +1,4 @@
-"""Prompt suites: the builtin one, four of the field's from the hub, and the user's JSONL files.
+"""Prompt suites: the builtin one, four well-known ones from the hub, and the user's JSONL files.
 
 The builtin suite was written for this program: chat, code, maths, summary, translation, retrieval.
 """
@@ -42,19 +42,19 @@ _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class _Part(BaseModel):
-    """A part of a message; none but text can be read."""
+    """A part of a message; only text can be read."""
 
     type: Literal["text"]
     text: str
 
 
 def _content(value: Any) -> Any:
-    """A content as typed parts; messages that call tools may have none."""
+    """Return a content as typed parts; messages that call tools may have none."""
     return None if value is None else as_parts(value)
 
 
 class _Message(BaseModel):
-    """A message in OpenAI's form; what else it has is for the chat template."""
+    """A message in OpenAI's form; other keys go to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -71,11 +71,11 @@ class _Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """All of its content."""
+        """The whole content."""
         return "".join(part.text for part in self.content or ())
 
     def for_template(self) -> ChatMessage:
-        """The message as chat templates take it."""
+        """Return the message for chat templates."""
         parts = [part.model_dump() for part in self.content or ()]
         values = {
             **(self.model_extra or {}),
@@ -148,7 +148,7 @@ NAMES = (BUILTIN, *_ON_THE_HUB)
 
 
 def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
-    """The conversations of a suite, or of a JSONL file or standard input ("-"), at least one.
+    """Return the conversations of a suite, a JSONL file or standard input ("-"), at least one.
 
     A file with the name of a suite is ./NAME.  With `offline`, only the hub's cache is used.
 
@@ -177,7 +177,7 @@ def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
 
 
 def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
-    """At most `limit` rows: the first of every category, then the second of each, and so on."""
+    """Return at most `limit` rows: the first of every category, then the second, and so on."""
     if limit is None:
         return tuple(rows)
     by_category: dict[str, list[Row]] = {}
@@ -188,7 +188,7 @@ def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
 
 
 def row_notices(rows: Sequence[Row], system: str | None) -> list[str]:
-    """Lines about rows to which a system message of the command line does not go."""
+    """Return a line about rows that ignore the system message of the command line."""
     count = sum(row.has_system for row in rows)
     if system is None or not count:
         return []
@@ -197,17 +197,17 @@ def row_notices(rows: Sequence[Row], system: str | None) -> list[str]:
 
 
 def display_name(name: str) -> str:
-    """A prompt file, or standard input, in an error message."""
+    """Return the name of a prompt file, or of standard input, in an error message."""
     return "standard input" if name == STDIN else f"the prompt file {name}"
 
 
 def line_id(line: int) -> str:
-    """The id of a row that has none of its own."""
+    """Return the id of a row without one."""
     return f"line-{line}"
 
 
 def read_text(name: str) -> str:
-    """The text of a prompt file, or of standard input.
+    """Return the text of a prompt file, or of standard input.
 
     Raises:
         UsageError: it cannot be read, or is not text; the message names it and the fix.
@@ -223,7 +223,7 @@ def read_text(name: str) -> str:
 
 
 def read_rows(name: str) -> dict[int, Row]:
-    """The rows of a JSONL file, or of standard input, by line number.
+    """Return the rows of a JSONL file, or of standard input, by line number.
 
     Raises:
         UsageError: it cannot be read, a row is invalid, or there is none.
@@ -235,8 +235,9 @@ def read_rows(name: str) -> dict[int, Row]:
 
 
 def rows_of(text: str) -> dict[int, Row]:
-    """The rows of standard input by line number; none if a line of it is no object of JSON with a
-    prompt: then it is one text.
+    """Return the rows of standard input by line number.
+
+    There are none if a line is no JSON object with a prompt: then it is one text.
 
     Raises:
         UsageError: a row is invalid.
@@ -253,26 +254,26 @@ def rows_of(text: str) -> dict[int, Row]:
 
 
 def _parse(text: str, where: str) -> dict[int, Row]:
-    """Rows by line number, from 1 on; unknown keys and blank lines are ignored."""
+    """Return rows by line number, from 1 on; unknown keys and blank lines are ignored."""
     rows: dict[int, Row] = {}
     # Strings of JSON may contain other line separators than this one.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            found = _Line.model_validate_json(line)
-            turns, start = _said(found)
+            read = _Line.model_validate_json(line)
+            turns, start = _said(read)
         except ValueError as error:
             problem = flaw(error) if isinstance(error, ValidationError) else error
             raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}") from error
-        row_id, category = (each and each.strip() for each in (found.id, found.category))
+        row_id, category = (name and name.strip() for name in (read.id, read.category))
         name = row_id or line_id(number)
-        rows[number] = Row(name, category or "all", turns, tuple(start), found.arguments)
+        rows[number] = Row(name, category or "all", turns, tuple(start), read.arguments)
     return rows
 
 
 def _said(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
-    """The user's texts that wait for an answer, and the messages before them.
+    """Return the user's texts to be answered, and the messages before them.
 
     Raises:
         ValueError: there are none; the message says why.
@@ -304,7 +305,7 @@ def _said(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
 
 
 def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
-    """The rows of a suite of the hub, from its cache where they are there."""
+    """Return the rows of a suite of the hub, from its cache if possible."""
     from huggingface_hub import errors
 
     rows: list[Row] = []
@@ -318,7 +319,7 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
                 category = source.category or row["category"]
                 rows.append(Row(source.prefix + own, category, tuple(turns)))
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        from .specs.hub import not_fetched
+        from .models.hub import not_fetched
 
         why = not_fetched(offline)
         raise LadeError(f"the suite {name} is not on this machine, and {why}; {FIX}") from error
@@ -331,14 +332,13 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
 
 
 def _path(source: _HubFile, offline: bool) -> Path:
-    """The path of a source's file, which is downloaded if need be."""
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    """Return the path of a source's file, which is downloaded if need be."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    from .specs.hub import hub_answers
+    from .models.hub import is_online
 
     asking = {"repo_id": source.repository, "filename": source.file, "repo_type": source.kind}
     # What was fetched once is used as it is: figures stay comparable, and no network is asked.
-    if isinstance(found := try_to_load_from_cache(**asking), str):
-        return Path(found)
-    offline = offline or constants.HF_HUB_OFFLINE or not hub_answers()
-    return Path(hf_hub_download(**asking, local_files_only=offline))
+    if isinstance(cached := try_to_load_from_cache(**asking), str):
+        return Path(cached)
+    return Path(hf_hub_download(**asking, local_files_only=not is_online(offline)))

@@ -22,16 +22,17 @@ import pytest
 import torch
 
 import ladecli
-from ladecli import models
 from ladecli.commands.cli import entry
 from ladecli.decoder.backends import weights
 from ladecli.decoder.backends.quiet import LOG
+from ladecli.models.load import load
 from ladecli.profiles import measured
 from ladecli.session.conversation import from_json
 from ladecli.session.session import Session
 
 from .compiling import Compiler
 from .families import model_of
+from .hub_files import plan
 from .tokenizers_here import byte_level
 
 torch.set_num_threads(1)
@@ -152,7 +153,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def session(model_folder: str) -> Session:
     """A session with that model."""
-    return Session(models.load(models.plan(model_folder)))
+    return Session(load(plan(model_folder)))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from ladecli import models
-from ladecli.specs import device, placement
-from ladecli.specs.device import Device
+import ladecli
+from ladecli.models import device, placement
+from ladecli.models.describe import describe
+from ladecli.models.device import Device
+from ladecli.models.find import find
+from ladecli.models.fit import PlannedModel, fit
+from ladecli.options.model import ModelOptions, PlacementOptions
 
 CPU = Device("cpu", "cpu", "Some Processor", int(32e9), 2)
-DEMO = Path(models.__file__).with_name("demo")
+DEMO = Path(ladecli.__file__).with_name("demo")
 """The folder of the bundled model."""
 LLAMA_7B: dict[str, Any] = {
     "model_type": "llama",
@@ -41,6 +46,16 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "vocab_size": 1000,
 }
+
+
+def plan(
+    name: str,
+    options: ModelOptions | None = None,
+    place: PlacementOptions | None = None,
+    split: int = 1,
+) -> PlannedModel:
+    """A model that can be loaded, by its name and options."""
+    return fit(describe(find(replace(options or ModelOptions(), model=name))), place, split)
 
 
 def stating(file: str, **values: Any) -> Callable[[Path], object]:
@@ -184,11 +199,8 @@ def use_devices(
     for module in (device, placement):
         monkeypatch.setattr(module, "present", lambda: list(devices))
     monkeypatch.setattr(device, "details", lambda _: known)
-    for module in (device, models):
-        monkeypatch.setattr(
-            module, "detect", lambda wanted="auto": devices[-1 if wanted == "cpu" else 0]
-        )
+    monkeypatch.setattr(device, "detect", lambda name="auto": devices[-1 if name == "cpu" else 0])
     monkeypatch.setattr(device, "glance", lambda: devices[0])
     monkeypatch.setattr(device, "gpu_build", lambda: None)
-    for module in (device, models, placement):
+    for module in (device, placement):
         monkeypatch.setattr(module, "free_memory", lambda _: int(free))

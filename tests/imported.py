@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama  # noqa: F401
 from transformers.utils import logging
 
-import ladecli.models
+import ladecli.models.load
 from ladecli import chat  # noqa: F401
 from ladecli.commands import cli, generate  # noqa: F401
 from ladecli.decoder.backends import load
@@ -33,7 +33,7 @@ def decode() -> None:
     logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        demo = Path(ladecli.models.__file__).with_name("demo")
+        demo = Path(ladecli.__file__).with_name("demo")
         decoder = load.load_decoder(AutoModelForCausalLM.from_pretrained(demo))
         decoder.executor.run(build([1, 2, 3], 0, Draft()))
     logging.enable_progress_bar()

@@ -12,11 +12,12 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import ladecli
 from ladecli.decoder.backends import int8
-from ladecli.specs import adapters
-from ladecli.specs.hub import ADAPTER
+from ladecli.models import adapters
+from ladecli.models.adapters import ADAPTER
 
 from .adapters_here import make
 from .decoding import text_ids
@@ -120,6 +121,30 @@ def test_an_adapter_with_tokens_of_its_own(
     text = tuned.generate(input_ids=ids, max_new_tokens=24, do_sample=False, eos_token_id=None)
     capsys.readouterr()
     assert answer(lade, str(folder))[0] == text[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("tokenless", [False, True])
+def test_tokens_that_an_adapter_trained_alone(
+    tokenless: bool, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.add_tokens(["<|new|>"])
+    rows = len(tokenizer)
+    folder = make(model_folder, tmp_path / "a", rows=rows, trainable_token_indices=[rows - 1])
+    tokenizer.save_pretrained(folder)
+    if tokenless:  # without the base's file, peft saves no embeddings
+        tensors = load_file(folder / "adapter_model.safetensors")
+        kept = {name: each for name, each in tensors.items() if "base_layer" not in name}
+        assert len(kept) < len(tensors)
+        save_file(kept, folder / "adapter_model.safetensors")
+    ids = tokenizer(f"{PROMPT}<|new|>", return_tensors="pt")["input_ids"]
+    tuned = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    text = tuned.generate(input_ids=ids, max_new_tokens=9, do_sample=False, eos_token_id=None)
+    right = text[0, ids.shape[1] :].tolist()
+    asked = ("-p", f"{PROMPT}<|new|>", "-n", "9", "--raw", "--json", "--ignore-eos")
+    assert lade("generate", str(folder), *asked).json()["token_ids"] == right
+    there = lade("generate", model_folder, "--adapter", str(folder), *asked)
+    assert there.json()["token_ids"] == right
 
 
 def test_adapters_on_top_of_a_model(

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,9 @@ PACKED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "EXL2 without a word": ({}, ("q_weight", "q_invperm", "q_scale"), "EXL2"),
     "EXL3": ({}, ("trellis", "suh", "svh"), "EXL3"),
     "GPTQ without a word": ({}, ("qweight", "qzeros", "scales", "g_idx"), "GPTQ"),
+    "HQQ without a word": ({}, ("W_q", "scale", "zero"), "HQQ"),
+    "AQLM without a word": ({}, ("codes", "codebooks", "scales"), "AQLM"),
+    "bitsandbytes without a word": ({}, ("weight", "weight.absmax"), "config.json does not say"),
     "NVFP4": (
         {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
         ("weight", "weight_scale", "weight_scale_2"),
@@ -299,9 +303,10 @@ def test_the_line_says_what_weights_are_packed_for(
 # Configurations.
 
 
-def without_metadata(folder: Path) -> None:
+def without_metadata(folder: Path, **more: Any) -> None:
     (folder / WEIGHTS).rename(folder / "x.safetensors")
-    (folder / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}')
+    index = {"weight_map": {"a": "x.safetensors"}, **more}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
 
 
 def test_what_a_folder_says_that_no_library_reads(
@@ -310,6 +315,7 @@ def test_what_a_folder_says_that_no_library_reads(
     for number, (change, named) in enumerate(
         (
             (without_metadata, 'add "metadata"'),
+            (partial(without_metadata, metadata=None), 'add "metadata"'),
             (stating("config.json", num_labels=10**10), "num_labels is 10000000000"),
             (stating("config.json", text_config={"num_labels": "x"}), "num_labels is 'x'"),
         )
@@ -370,6 +376,17 @@ def test_a_cache_without_refs_names_the_revision(
     assert "did you mean" not in told
     assert f"--revision {'a' * 40}" in told
     assert answer(lade, "acme/bear", "--revision", "a" * 40)[0] == expected(model_folder)
+
+
+@pytest.mark.parametrize("main", ["", "b" * 40, "a" * 40 + "\n"])
+def test_a_cache_whose_main_is_nothing(
+    main: str, lade: Any, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = in_a_cache(model_folder, tmp_path, "a" * 40)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(main)
+    use_cache(monkeypatch, tmp_path)
+    assert f"--revision {'a' * 40}" in lade("generate", "acme/bear", "-p", "a").refused(1)
 
 
 @pytest.mark.parametrize("part", ["", "snapshots"])

@@ -342,7 +342,7 @@ MISTAKES = {
 def test_bad_input_is_refused_before_a_model_is_loaded(
     line: str, lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.models.load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("ladecli.models.load.load", lambda *_: pytest.fail("a model was loaded"))
     monkeypatch.chdir(tmp_path)
     files(tmp_path)
     assert MISTAKES[line] in lade(*shlex.split(line)).refused()
@@ -540,10 +540,15 @@ def nameless(folder: Path) -> None:
     path.write_text(json.dumps(stated))
 
 
+def in_shards(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+
+
 A_LAYER_LESS = renaming("model.safetensors", lambda name: [name] * ("layers.1.mlp" not in name))
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (without("config.json"), "holds no config.json"),
     "no weights": (without("model.safetensors"), "holds no weights"),
+    "no index": (in_shards, "holds no model.safetensors.index.json"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
     "other shape": (stating("config.json", intermediate_size=52), "the weights"),
     "missing layer": (A_LAYER_LESS, "(model.layers.1.mlp.down_proj.weight and 2"),
@@ -564,12 +569,16 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "older tokenizer": (tokenizer_is("tokenizer.model", b"{}"), "copy tokenizer.json beside"),
     "ranks": (
         tokenizer_is("x.tiktoken", b"aGk= 0\n"),
-        "pip install sentencepiece protobuf tiktoken",
+        "pip install tiktoken",
     ),
     "empty tokenizer": (of_kind("GPT2Tokenizer", without("tokenizer.json")), "holds no tokenizer"),
     "tokenizer of questions": (of_kind("RagTokenizer"), "RagTokenizer"),
     "tokenizer of no kind": (of_kind(["a"]), "its tokenizer cannot be loaded"),
     "doubling": (with_steps("normalizer", *[DOUBLED] * 40), "times as long"),
+    "doubling within": (
+        with_steps("normalizer", {"type": "Sequence", "normalizers": [DOUBLED] * 40}),
+        "times as long",
+    ),
     "doubled words": (with_steps("decoder", *[DOUBLED] * 40), "times as long"),
     "pointer for tokens": (holding("tokenizer.json", POINTER), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer"),
@@ -942,7 +951,7 @@ def test_files_beside_the_answer(
 def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
     lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.specs.device.free_memory", lambda _: 24e6)
+    monkeypatch.setattr("ladecli.models.device.free_memory", lambda _: 24e6)
     asked = ("generate", "demo", "-p", "def ", "-n", "5", "--no-stats", "--dtype", "float32")
     told = lade(*asked, "--max-context", "2048").refused()
     (fitting,) = re.findall(r"--max-context (\d+) fits", told)

@@ -154,7 +154,6 @@ def test_mistakes_in_the_file(text: str | None, message: str, refused: Any) -> N
 
 def test_variables_that_do_nothing_are_named(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hints = {"SOURCE": "did you mean LADE_SOURCES?", "ZZZZ": "it sets no option"}
-    hints["STOP"] = "set it in the config file"
     for name in hints:
         monkeypatch.setenv(f"LADE_{name}", "x")
     told = lade("profiles").err

@@ -147,23 +147,11 @@ def steer_last(module: Any, args: Any, out: Any) -> Any:
     return out
 
 
-class Scaled(torch.nn.Module):
-    """In place of another module."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2.0 * self.inner(x)
-
-
 class OtherMLP(LlamaMLP):  # type: ignore[misc]
     """With all parts of the one that it takes the place of."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = super().forward(x)
-        return (1.5 * out[0], *out[1:]) if isinstance(out, tuple) else 1.5 * out
+        return 1.5 * super().forward(x)  # type: ignore[no-any-return]
 
 
 def patch(layer: Any) -> None:
@@ -181,14 +169,8 @@ def change_weights(layer: Any) -> None:
         layer.input_layernorm.weight.mul_(1.7)
 
 
-def other_weight(layer: Any) -> None:
-    up = layer.mlp.up_proj
-    up.weight = torch.nn.Parameter(up.weight.detach().flip(0))
-
-
-def other_data(layer: Any) -> None:
-    weight = layer.mlp.down_proj.weight
-    weight.data = weight.detach().flip(0)
+def flipped(weight: Any) -> Any:
+    return torch.nn.Parameter(weight.detach().flip(0))
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
@@ -200,11 +182,15 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "input": lambda layer: layer.mlp.register_forward_pre_hook(lambda _, x: (2.0 * x[0],)),
     "newest": lambda layer: layer.register_forward_hook(steer_last),
     "patched": patch,
-    "replaced": lambda layer: setattr(layer, "mlp", Scaled(layer.mlp)),
+    "replaced": lambda layer: setattr(layer, "mlp", torch.nn.Sequential(layer.mlp, layer.mlp)),
     "of another class": lambda layer: setattr(layer.mlp, "__class__", OtherMLP),
     "weights": change_weights,
-    "another weight": other_weight,
-    "another weight's data": other_data,
+    "another weight": lambda layer: setattr(
+        layer.mlp.up_proj, "weight", flipped(layer.mlp.up_proj.weight)
+    ),
+    "another weight's data": lambda layer: setattr(
+        layer.mlp.down_proj.weight, "data", flipped(layer.mlp.down_proj.weight)
+    ),
     "an activation": lambda layer: setattr(layer.mlp, "act_fn", torch.nn.ReLU()),
     "attribute: scaling": lambda layer: setattr(layer.self_attn, "scaling", 0.2),
     "attribute: epsilon": lambda layer: setattr(layer.input_layernorm, "variance_epsilon", 0.5),
@@ -228,6 +214,19 @@ def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> No
     if hook is not None:
         hook.remove()
         assert same_text(model) == before
+
+
+def test_a_longer_text_before_changes_no_frequencies() -> None:
+    model, long = own_model("llama_dynamic"), {"max_new_tokens": 40}
+    text = same_text(model, **long)
+    ask(model, custom_generate=None, **long)  # which leaves those of its end
+    assert same_text(model, prompt_for("llama", 30), **long) != text
+
+
+def test_positions_are_those_of_generate() -> None:
+    model = new_model("xlm-roberta", is_decoder=True)
+    with pytest.warns(UserWarning, match="chains of drafts"):
+        same_text(model)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization")
@@ -303,26 +302,22 @@ def test_hooks_of_libraries_and_compiled_forwards_cost_nothing() -> None:
 
 
 def test_looking_costs_under_a_hundredth_of_a_call() -> None:
-    """It took 0.1 % of 20 tokens of the demo; 0.6 ms for the 32 layers of a large model."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         Path(ladecli.__file__).parent / "demo"
     )
-    options = {"custom_generate": ladecli.lookahead, "max_new_tokens": 20, "eos_token_id": None}
 
     def seconds(call: Callable[[], Any]) -> float:
-        """Of the fastest of several calls: the others were disturbed.  Where coverage is measured,
-        it follows each line of Python, which would take most of a look and little of a call."""
-        found, tracing = [], sys.gettrace()
+        """Return the time of the fastest of several calls, without the tracing of coverage."""
+        times, tracing = [], sys.gettrace()
         sys.settrace(None)
         for _ in range(10):
             began = time.process_time()
             call()
-            found.append(time.process_time() - began)
+            times.append(time.process_time() - began)
         sys.settrace(tracing)
-        return min(found)
+        return min(times)
 
-    ids = torch.tensor([[1, 5, 7, 9]])
-    whole = seconds(lambda: model.generate(ids, **options))
+    whole = seconds(lambda: ask(model, [1, 5, 7, 9], max_new_tokens=20, eos_token_id=None))
     assert seconds(lambda: fingerprint(model)) < 0.01 * whole
 
 
@@ -349,6 +344,14 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(own_model("llama"), max_new_tokens=5, **options)
+
+
+def test_weights_that_are_split_over_processes_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ladecli.custom_generate.is_fsdp_managed_module", lambda model: True)
+    with pytest.raises(ValueError, match="FSDP"):
+        short_answer()
 
 
 def test_inputs_beside_the_ids_of_one_text_are_refused() -> None:

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from ladecli import models
+from ladecli import profiles
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
+from ladecli.models import memory
+from ladecli.models.device import Device
 from ladecli.options.answer import RankedOptions
 from ladecli.options.drafting import DraftOptions
 from ladecli.options.model import ModelOptions, PlacementOptions, SessionOptions, StepOptions
 from ladecli.session import setup as decode_setup
-from ladecli.specs import memory
-from ladecli.specs.device import Device
 
-from .hub_files import use_devices
+from .hub_files import plan, use_devices
 from .profiles.makers import shape
 
 GPU = Device("cuda", "cuda:0", "NVIDIA H200", int(140e9))
@@ -119,7 +119,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
         place = place or {"device": "cpu"}
         devices = (CPU,) if place.get("device") == "cpu" else (GPU, CPU)
         use_devices(monkeypatch, *devices, free=free)
-        planned = models.plan("demo", ModelOptions(**model), PlacementOptions(**place))
+        planned = plan("demo", ModelOptions(**model), PlacementOptions(**place))
         drafts = DraftOptions(profile=None if devices[0] is CPU else "h200")
         return decode_setup.decide(
             SessionOptions(**place, kernels=False), drafts, planned, ranks, sharing
@@ -162,6 +162,6 @@ def test_steps_of_a_model_on_several_devices_are_not_captured(decided: Any) -> N
 
 def test_a_gpu_that_no_profile_knows_has_a_cautious_budget() -> None:
     device = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
-    choice = decode_setup.choose_profile(None, StepOptions(attention="sdpa"), device, shape())
+    choice = profiles.select(None, device, shape())
     assert choice.profile == "gpu"
     assert "no profile knows ACME" in choice.notices[0]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ladecli.errors import UsageError
-from ladecli.specs import device
-from ladecli.specs.device import Details, Device, details, detect, free_memory, gpu_build, present
+from ladecli.models import device
+from ladecli.models.device import Details, Device, details, detect, free_memory, gpu_build, present
 
 GIB = 1 << 30
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from ladecli.models import device, hub
+from ladecli.models.device import Device
 from ladecli.options.declare import config_path
-from ladecli.specs import device, hub
-from ladecli.specs.device import Device
 
 from .hub_files import CPU, DEMO, copied, stating, use_cache, use_devices
 from .profiles.makers import put

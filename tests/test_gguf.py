@@ -15,7 +15,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ladecli.specs.gguf_model import CUTS
+from ladecli.models.gguf_model import CUTS
 
 from .fresh import calls
 from .hub_files import add_model, use_cache

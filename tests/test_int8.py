@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli import models
 from ladecli.decoder.backends import int8
 from ladecli.decoder.backends.invariant import BLOCK
 from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.layout import build_chunk
 from ladecli.decoder.model.transformer import Transformer
-from ladecli.models import LoadedModel
+from ladecli.models import load as models
+from ladecli.models.load import LoadedModel
 from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.session.session import Session
 from ladecli.session.setup import Attention, Setup
 
 from .decoding import ids_of, run
 from .families import new_model, prompt_for, saved
+from .hub_files import plan
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,7 +35,7 @@ INVARIANT = Setup(Attention("invariant", "asked for"))
 
 def load(quantize: str = "8bit") -> LoadedModel:
     return models.load(
-        models.plan("demo", ModelOptions(quantize=quantize), PlacementOptions(device="cpu"))
+        plan("demo", ModelOptions(quantize=quantize), PlacementOptions(device="cpu"))
     )
 
 
@@ -144,7 +145,7 @@ def test_texts_are_those_of_plain_decoding_bit_for_bit() -> None:
 
 def test_other_weights_have_the_type_asked_for_and_frequencies_are_exact() -> None:
     options = ModelOptions(quantize="8bit", dtype="bfloat16")
-    model = models.load(models.plan("demo", options, PlacementOptions(device="cpu"))).model
+    model = models.load(plan("demo", options, PlacementOptions(device="cpu"))).model
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
     exact = dict(load().model.named_buffers())
     assert all(torch.equal(each, exact[name]) for name, each in model.named_buffers())

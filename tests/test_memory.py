@@ -14,8 +14,9 @@ from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import Limits, LookaheadConfig, chunk_on
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError
-from ladecli.specs.memory import Asked, ModelSpec, format_bytes, room, spread
-from ladecli.specs.model_spec import empty_model, spec_of
+from ladecli.models.describe import empty_model
+from ladecli.models.fit import spec_of
+from ladecli.models.memory import MemoryRequest, ModelSpec, format_bytes, room, spread
 
 from .held import Held
 
@@ -29,7 +30,9 @@ GB = 1e9
 def ask(
     free: float, spec: ModelSpec = LLAMA_7B, kind: str = "cuda", longest: int = 4096, **asked: Any
 ) -> tuple[int, str | None]:
-    return room("m", spec, free * GB, Asked(longest, width=64, **asked), where="GPU", kind=kind)
+    return room(
+        "m", spec, free * GB, MemoryRequest(longest, width=64, **asked), where="GPU", kind=kind
+    )
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 1)])
@@ -52,7 +55,7 @@ def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) 
             for _ in decoder.generate(prompt[:start], strategy, None, Limits(8)):
                 pass
     spec = spec_of(empty_model(config, {}), torch.float32)
-    need = Asked(2048, width=24, attention=attention, chunk=chunk_on("cpu")).need(spec)
+    need = MemoryRequest(2048, width=24, attention=attention, chunk=chunk_on("cpu")).need(spec)
     assert held.most / (need.cache + need.step) == pytest.approx(1, abs=0.1)
 
 
@@ -60,8 +63,8 @@ def test_a_long_context_is_cut_to_what_fits() -> None:
     context, notice = ask(20, longest=131_072)
     assert notice is not None
     assert 4096 < context < 10_000
-    assert Asked(context, width=64).need(LLAMA_7B).total <= 0.97 * 20 * GB
-    assert Asked(context + 64, width=64).need(LLAMA_7B).total > 0.97 * 20 * GB
+    assert MemoryRequest(context, width=64).need(LLAMA_7B).total <= 0.97 * 20 * GB
+    assert MemoryRequest(context + 64, width=64).need(LLAMA_7B).total > 0.97 * 20 * GB
     assert re.search(rf"13\.5 GB.*19\.4 GB.*at {context:,} tokens$", notice)
 
 
@@ -103,7 +106,7 @@ def test_a_model_that_is_spread_over_devices(
     gpus: list[float], processor: float, context: int | None, words: str | None
 ) -> None:
     free = [each * GB for each in gpus]
-    found, notice = spread("m", LLAMA_7B, free, processor * GB, Asked(4096, width=64))
+    found, notice = spread("m", LLAMA_7B, free, processor * GB, MemoryRequest(4096, width=64))
     assert found == context if context else found < 4096
     assert notice is None if words is None else re.search(words, notice or "")
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ladecli.errors import LoadError
-from ladecli.specs import hub
+from ladecli.models.find import find
+from ladecli.options.model import ModelOptions
 
 from .hub_files import CPU, LLAMA_7B, SMALL, add_model, use_cache, use_devices, weights
 
@@ -180,6 +181,6 @@ def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any)
 def test_what_the_cache_lacks_is_downloaded(cache: Path) -> None:
     folder = add_model(cache, "acme/half", LLAMA_7B | SMALL)  # all but its weights
     # Loading asks the hub for the rest; a folder of the user's is complete, or wrong.
-    assert hub.check("acme/half", None, None, offline=False) == folder
+    assert find(ModelOptions(model="acme/half")).folder == folder
     with pytest.raises(LoadError, match="holds no weights"):
-        hub.check(str(folder), None, None, offline=False)
+        find(ModelOptions(model=str(folder)))

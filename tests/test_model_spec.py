@@ -10,8 +10,9 @@ import transformers
 
 from ladecli.decoder.backends.compat import returned_cache
 from ladecli.decoder.config import Limits
-from ladecli.specs.memory import ModelSpec
-from ladecli.specs.model_spec import empty_model, spec_of
+from ladecli.models.describe import empty_model
+from ladecli.models.fit import spec_of
+from ladecli.models.memory import ModelSpec
 
 from .decoder.test_families import NO_TREES
 from .decoding import decoder_of, run

@@ -14,15 +14,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ladecli
-from ladecli import models
 from ladecli.decoder.config import SamplingConfig
 from ladecli.generation_config import AnswerDefaults
+from ladecli.models import memory
+from ladecli.models.device import Device, detect
+from ladecli.models.load import load
 from ladecli.options.model import ModelOptions, PlacementOptions
-from ladecli.specs import memory
-from ladecli.specs.device import Device, detect
 
 from .families import saved
-from .hub_files import DEMO, copied, stating, use_devices
+from .hub_files import DEMO, copied, plan, stating, use_devices
 
 ON_CPU = PlacementOptions(device="cpu")
 GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)
@@ -45,9 +45,9 @@ def test_code_of_the_model_runs_where_it_is_trusted(
 ) -> None:
     name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
     (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
-    trusted = models.load(models.plan(name, ModelOptions(trust_remote_code=True), ON_CPU))
+    trusted = load(plan(name, ModelOptions(trust_remote_code=True), ON_CPU))
     assert type(trusted.model).__name__ == "Mine"
-    other = models.load(models.plan(name, place=ON_CPU))
+    other = load(plan(name, place=ON_CPU))
     assert type(other.model).__name__ == "LlamaForCausalLM"
     assert other.spec == trusted.spec
     assert capsys.readouterr().out == "", "nothing is asked"
@@ -71,22 +71,23 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
 ) -> None:
     name = demo_with(tmp_path / "m", dtype=named)
     path = tmp_path / "m" / "model.safetensors"
-    if held is None:
+    if held is None:  # pickled weights do not say it
+        torch.save(load_file(path), path.with_name("pytorch_model.bin"))
         path.unlink()
     else:
         save_file({key: x.to(held) for key, x in load_file(path).items()}, path)
     use_devices(monkeypatch, GPU)
-    assert models.plan(name).dtype == expected
+    assert plan(name).dtype == expected
 
 
 @pytest.mark.parametrize("more", [-1e6, 1e6])
 def test_a_processor_computes_in_float32_where_that_fits(
     more: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = models.plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
-    least = memory.Asked(memory.LEAST_CONTEXT).need(full).total
+    full = plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
+    least = memory.MemoryRequest(memory.LEAST_CONTEXT).need(full).total
     use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
-    planned = models.plan("demo", place=ON_CPU)
+    planned = plan("demo", place=ON_CPU)
     if more > 0:
         assert (planned.dtype, planned.notices) == (torch.float32, ())
     else:
@@ -112,7 +113,7 @@ def fp8(tmp_path: Path) -> str:
 
 
 def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
-    loaded = models.load(models.plan(fp8, place=ON_CPU))
+    loaded = load(plan(fp8, place=ON_CPU))
     assert loaded.spec.weights == "float32"
     assert loaded.spec.weight_bytes == sum(p.nbytes for p in loaded.model.parameters())
     (line,) = loaded.notices
@@ -126,7 +127,7 @@ def test_fp8_stays_where_it_can(
     use_devices(monkeypatch, GPU)
     answers = {"cuda:1": capability}
     monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)
-    assert models.plan(fp8).spec.weights == weights
+    assert plan(fp8).spec.weights == weights
 
 
 SAMPLES = {"do_sample": True}
@@ -184,4 +185,4 @@ def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:
 def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> None:
     """HRM counts its six layers as often as they are run."""
     stacks = saved(tmp_path, "hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
-    assert models.load(models.plan(stacks, place=ON_CPU)).facts.family == "hrm_text"
+    assert load(plan(stacks, place=ON_CPU)).facts.family == "hrm_text"

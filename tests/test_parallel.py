@@ -20,12 +20,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ladecli.errors import UsageError
 from ladecli.events import TextStep
+from ladecli.models import device
+from ladecli.models.device import Device
 from ladecli.options.answer import GenerateRequest, RankedOptions
 from ladecli.session import opening
 from ladecli.session.place import Place, assign_device, find_place
 from ladecli.session.session import Session, Settings
-from ladecli.specs import device
-from ladecli.specs.device import Device
 from ladecli.view.terminal import Terminal
 
 from . import forked

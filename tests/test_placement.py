@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import models
 from ladecli.decoder.backends.transformers_forward import input_device
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
+from ladecli.models import memory, placement
+from ladecli.models.device import Device
+from ladecli.models.load import load
 from ladecli.options.model import ModelOptions, PlacementOptions
-from ladecli.specs import memory, placement
-from ladecli.specs.device import Device
 
-from .hub_files import use_devices
+from .hub_files import plan, use_devices
 
 pytestmark = pytest.mark.slow
 
@@ -82,11 +82,11 @@ def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_devices(monkeypatch, Device("cpu", "cpu", "CPU"), free=20e6)
-    planned = models.plan("demo", FLOAT32, replace(ON_CPU, device_map="auto"))
-    small, large = (memory.Need(0.0, cache, 0.0) for cache in (1e6, 14e6))
-    everywhere = models.load(planned, need=small).model
+    planned = plan("demo", FLOAT32, replace(ON_CPU, device_map="auto"))
+    small, large = (memory.MemoryNeed(0.0, cache, 0.0) for cache in (1e6, 14e6))
+    everywhere = load(planned, need=small).model
     assert all(each.device == CPU for each in everywhere.parameters()), "12.6 MB"
-    spread = models.load(planned, need=large).model
+    spread = load(planned, need=large).model
     assert {"cpu", "disk"} == {*spread.hf_device_map.values()}
     ids = torch.arange(30, 40)[None]
     with torch.inference_mode():
@@ -98,7 +98,7 @@ def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     cards = [Device("cuda", f"cuda:{n}", "GPU", 24 << 30) for n in range(2)]
     use_devices(monkeypatch, *cards, Device("cpu", "cpu", "CPU"), free=20e9)
     where = placement.Placement(cards[0], device_map="auto")
-    need = memory.Need(0.0, 8e9, 1e9)
+    need = memory.MemoryNeed(0.0, 8e9, 1e9)
     place = placement.keywords(where, None, torch.float16, need)
     room, spare = pytest.approx(19.4e9 - 1e9 - 4e9), pytest.approx(19.4e9)
     assert place["max_memory"] == {0: room, 1: room, "cpu": spare}

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from ladecli import models
 from ladecli.decoder.backends import int8
 from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
-from ladecli.models import LoadedModel
+from ladecli.models.load import LoadedModel, load
 from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.session.session import Session
 
 from .decoding import ids_of, run, transformers_ids
 from .families import saved
-from .hub_files import DEMO, copied, stating
+from .hub_files import DEMO, copied, plan, stating
 
 ON_CPU = PlacementOptions(device="cpu")
 
@@ -37,7 +36,7 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
     with pytest.MonkeyPatch.context() as patch:
         # Else 8 bits on a CPU are ours (`test_int8`).
         patch.setattr(int8, "available", lambda: False)
-        return models.load(models.plan("demo", ModelOptions(quantize=request.param), ON_CPU))
+        return load(plan("demo", ModelOptions(quantize=request.param), ON_CPU))
 
 
 def answer(
@@ -114,7 +113,7 @@ def test_shapes_that_its_kernels_refuse_give_one_line(
     monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refuse)
     line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try another --"
     with pytest.raises(LoadError, match=line):
-        models.load(models.plan(folder, ModelOptions(quantize="4bit"), ON_CPU))
+        load(plan(folder, ModelOptions(quantize="4bit"), ON_CPU))
 
 
 def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
@@ -122,13 +121,13 @@ def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
     packed = copied(DEMO, tmp_path / "packed", change)
     line = r"is quantised already \(gptq\); leave --quantize out"
     with pytest.raises(UsageError, match=line):
-        models.load(models.plan(packed, ModelOptions(quantize="4bit"), ON_CPU))
+        load(plan(packed, ModelOptions(quantize="4bit"), ON_CPU))
 
 
 def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Path) -> None:
     # That may change it: with AVX-512 in bfloat16 bitsandbytes packs weights, and rounds scales.
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    again = models.load(models.plan(str(tmp_path), place=ON_CPU))
+    again = load(plan(str(tmp_path), place=ON_CPU))
     assert again.spec.weights == loaded.spec.weights
     assert answer(Session(again), PROMPTS[0]) == answer(Session(loaded), PROMPTS[0])

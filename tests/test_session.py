@@ -17,12 +17,13 @@ from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import RankError
 from ladecli.events import Ended
-from ladecli.models import LoadedModel, load, plan
+from ladecli.models.load import LoadedModel, load
 from ladecli.session.parallel import Followers, Order
 from ladecli.session.session import Session, Settings
 
 from .capturing import Again
 from .decoding import text_ids
+from .hub_files import plan
 
 pytestmark = pytest.mark.slow
 

@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
-from ladecli import models
 from ladecli.decoder import layout
 from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.errors import LadeError, UsageError
+from ladecli.models import placement
+from ladecli.models.device import Device
+from ladecli.models.load import load
 from ladecli.options.model import ModelOptions, PlacementOptions
-from ladecli.specs import placement
-from ladecli.specs.device import Device
 
 from . import forked
 from .decoding import three_texts
 from .families import model_of, saved
+from .hub_files import plan
 
 ON_CPU = PlacementOptions(device="cpu")
 
@@ -36,9 +38,9 @@ BROKEN = "cohere"
 
 def findings(folder: str, ranks: int) -> dict[str, Any]:
     """What a rank has to say of one model."""
-    planned = models.plan(folder, ModelOptions(dtype="float32"), ON_CPU, split=ranks)
+    planned = plan(folder, ModelOptions(dtype="float32"), ON_CPU, split=ranks)
     try:
-        model = models.load(planned).model
+        model = load(planned).model
     except LadeError as error:
         return {"error": str(error)}
     parts = [x.to_local() if hasattr(x, "to_local") else x for x in model.parameters()]
@@ -83,9 +85,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         rank.join()
     one = {
         Path(folder).name: three_texts(
-            load_decoder(
-                models.load(models.plan(folder, ModelOptions(dtype="float32"), ON_CPU)).model
-            )
+            load_decoder(load(plan(folder, ModelOptions(dtype="float32"), ON_CPU)).model)
         )
         for folder in folders
         if Path(folder).name != BROKEN
@@ -132,14 +132,16 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
 ) -> None:
     config = model_of(family).config
     type(config)(**config.to_dict() | changes).save_pretrained(tmp_path)
+    save_file({"unread": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError) as caught:
-        models.plan(str(tmp_path), place=ON_CPU, split=ranks)
+        plan(str(tmp_path), place=ON_CPU, split=ranks)
     assert all(part in str(caught.value) for part in named)
 
 
 def test_packed_weights_do_not_go_with_ranks() -> None:
     with pytest.raises(UsageError, match=r"8bit .* --parallel-mode tensor.*leave"):
-        models.plan("demo", ModelOptions(quantize="8bit"), ON_CPU, split=2)
+        plan("demo", ModelOptions(quantize="8bit"), ON_CPU, split=2)
 
 
 def test_apple_gpus_hold_whole_models() -> None:

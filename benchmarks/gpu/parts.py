@@ -29,7 +29,6 @@ from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
-from ladecli.specs.device import synchronize
 
 SUCCESSORS = 4
 """Of every output, as lookahead asks for them."""
@@ -65,10 +64,10 @@ def show(figures: dict[str, Any]) -> None:
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     """What work returns, and seconds until the device is done with it."""
-    synchronize(DEVICE)
+    torch.cuda.synchronize(DEVICE)
     began = time.perf_counter()
     result = work()
-    synchronize(DEVICE)
+    torch.cuda.synchronize(DEVICE)
     return result, time.perf_counter() - began
 
 
@@ -82,7 +81,7 @@ def burst(work: Callable[[], Any], repeats: int) -> list[float]:
     for mark in marks[1:]:
         work()
         mark.record()
-    synchronize(DEVICE)
+    torch.cuda.synchronize(DEVICE)
     return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
 
@@ -324,7 +323,7 @@ def profile(launch: Work) -> list[list[Any]]:
     with torch.profiler.profile(activities=kinds) as found:
         for _ in range(runs):
             launch()
-        synchronize(DEVICE)
+        torch.cuda.synchronize(DEVICE)
     rows = [
         [
             event.key[:70],

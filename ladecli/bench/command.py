@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import files, suites
 from ..errors import INTERRUPTED, LadeError, UsageError, counted
@@ -32,17 +32,17 @@ from .tasks import BenchTask, make_dialogues, make_passages, split_usable
 if TYPE_CHECKING:
     from ..options.commands import BenchRequest
     from ..session.dialogue import Row
-    from ..session.session import Session
+    from ..session.session import Session, Settings
     from .methods import Sweep
 
 PROMPTS = 6
-"""Of the builtin suite, without --limit: as few as an interval needs."""
+"""Prompts of the builtin suite without --limit: as few as an interval needs."""
 PASSAGES = 3
-"""Of every length, in a sweep over contexts."""
+"""Passages of every length in a sweep over contexts."""
 
 
 def run(request: BenchRequest) -> int:
-    """Measure, show what was found, and write the reports.
+    """Measure, write the reports and show the result.
 
     Returns:
         The exit code: 0, 1 if a method failed, 130 after Ctrl-C.
@@ -89,8 +89,8 @@ def _measure(
     """Measure; return None if nothing was measured before Ctrl-C."""
     from .measure import Measurement  # and with it torch, which is loaded by now
 
-    created, loaded, choice = now(), session.loaded, session.choice
-    chosen = methods.choose(request, choice, loaded.defaults.without_samples, swept)
+    created, loaded = now(), session.loaded
+    chosen = methods.choose(request, session.choice, loaded.defaults.without_samples, swept)
     template = request.template(session.has_template) if prompts is not None else None
     chosen = [(method, replace(settings, template=template)) for method, settings in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
@@ -113,26 +113,37 @@ def _measure(
         reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
         machine=describe_machine(session),
         model=describe_model(session),
-        conditions={
-            "prompts": "passages" if prompts is None else Path(request.prompts).name,
-            "rows": len(tasks),
-            "repeat": request.repeat,
-            "max_new_tokens": request.max_new_tokens,
-            "ignore_eos": request.ignore_eos,
-            "template": template is not None,
-            "sampling": sampling_shown(chosen[0][1].sampling),  # all methods sample alike
-            "profile": choice.profile,
-            "sweep": swept,
-            "command": command_line(sys.argv[1:]),
-            "ranks": session.ranks,
-            "parallel_mode": request.parallel_mode if session.ranks > 1 else None,
-        },
+        conditions=_conditions(request, session, swept, tasks, chosen[0][1]),
         contenders=tuple(method for method, _ in chosen),
         runs=tuple(measured.runs),
         skipped=(*skipped, *measured.skipped.values()),
         failures=tuple(measured.failures),
         time_spent=measured.time_spent(),
     )
+
+
+def _conditions(
+    request: BenchRequest,
+    session: Session,
+    swept: Sweep,
+    tasks: Sequence[BenchTask],
+    settings: Settings,
+) -> dict[str, Any]:
+    """Return what was asked for; `settings` are those of any method, for all sample alike."""
+    return {
+        "prompts": "passages" if "context" in swept else Path(request.prompts).name,
+        "rows": len(tasks),
+        "repeat": request.repeat,
+        "max_new_tokens": request.max_new_tokens,
+        "ignore_eos": request.ignore_eos,
+        "template": settings.template is not None,
+        "sampling": sampling_shown(settings.sampling),
+        "profile": session.choice.profile,
+        "sweep": swept,
+        "command": command_line(sys.argv[1:]),
+        "ranks": session.ranks,
+        "parallel_mode": request.parallel_mode if session.ranks > 1 else None,
+    }
 
 
 def _make_runners(

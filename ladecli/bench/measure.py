@@ -1,4 +1,4 @@
-"""Methods on the same prompts, in turn: what disturbs the machine affects all of them."""
+"""Methods on the same prompts, in turn, so that noise of the machine affects all equally."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import count, product
 
 from ..errors import LadeError, describe_error
+from ..models.device import Device, peak_memory, watch_peak
 from ..session.text import TextDelta
-from ..specs.device import Device, peak_memory, watch_peak
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, MethodRunner, Stopped
 from .tasks import BenchTask
@@ -50,7 +50,7 @@ class Measurement:
         self._cancelled = cancelled
         self._progress = progress
         # By method and part of a step, the seconds of all steps after the first.
-        self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
+        self._parts: dict[str, Counter[str]] = {runner.method.name: Counter() for runner in runners}
 
     def run(self, tasks: Sequence[BenchTask], repeats: int) -> None:
         """Measure every task `repeats` times; what is done when Ctrl-C comes counts."""
@@ -71,21 +71,21 @@ class Measurement:
             gc.unfreeze()
 
     def time_spent(self) -> tuple[TimeSpent, ...]:
-        """The time of a step by its parts, of every method of which they are known."""
-        found = []
+        """Return the time of a step by its parts, for every method that tells them."""
+        spent = []
         for name, parts in self._parts.items():
             steps = sum(len(run.step_seconds) for run in self.runs if run.contender == name)
             if parts and steps:
                 seconds = {part: total / steps for part, total in parts.items()}
-                found.append(TimeSpent(name, steps, seconds))
-        return tuple(found)
+                spent.append(TimeSpent(name, steps, seconds))
+        return tuple(spent)
 
     def _warm_up(self, prompt: list[int]) -> None:
         """Let every method make a few steps, which are not timed.
 
         The first text of compiled steps compiles them, and on a GPU the next ones capture them.
         """
-        for runner in [each for each in self._runners for _ in range(WARM_UPS)]:
+        for runner in [one for one in self._runners for _ in range(WARM_UPS)]:
             runner.begin()
             steps = count(1)
 
@@ -99,10 +99,10 @@ class Measurement:
                 raise Stopped
 
     def _round(self, task: BenchTask, repeat: int, order: Sequence[MethodRunner]) -> None:
-        """One task for all methods, in an order."""
+        """Let all methods do one task, in an order."""
         for runner in order:
             name = runner.method.name
-            if not any((each.contender, each.row) == (name, task.id) for each in self.failures):
+            if not any((one.contender, one.row) == (name, task.id) for one in self.failures):
                 try:
                     self._hold(runner, task, repeat)
                 except Stopped:
@@ -161,5 +161,5 @@ class Measurement:
 
 
 def digest(ids: Sequence[int]) -> str:
-    """A short hash of token ids."""
+    """Return a short hash of token ids."""
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]

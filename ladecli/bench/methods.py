@@ -1,4 +1,4 @@
-"""Which methods a request names: strategies, or the cells of a sweep over their settings."""
+"""The methods of a request: strategies, or the cells of a sweep over their settings."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from ..session.session import Settings
 
 STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
-"""In the order of reports."""
+"""All strategies, in the order of reports."""
 DEFAULT = (PLAIN, "prompt-lookup", "lookahead", STOCK)
-"""Without --strategies."""
+"""The strategies without --strategies."""
 
 NUMBERS = {"W": ("window", 1), "N": ("ngram", 2), "G": ("guesses", 0), "budget": ("budget", 1)}
-"""The option of each axis that has whole numbers, and the least of them."""
+"""The option and the least value of each axis of whole numbers."""
 AXES = (*NUMBERS, "sources", "context")
 
 Sweep: TypeAlias = Mapping[str, tuple[str, ...]]
 """Values by axis: numbers in digits, sources joined by + or "all", or the name of another axis."""
 Chosen: TypeAlias = "tuple[Method, Settings]"
-"""A method, and how it decodes."""
+"""A method and its settings."""
 _Asked: TypeAlias = tuple[str, str, dict[str, Any]]
 """The name of a method, its strategy, and its options."""
 
 
 def check(request: BenchRequest) -> Sweep:
-    """The sweep, checked as far as that needs no model.
+    """Return the sweep, checked as far as that needs no model.
 
     A value of an axis comes before that of an option.
 
@@ -68,7 +68,7 @@ def check(request: BenchRequest) -> Sweep:
 def choose(
     request: BenchRequest, choice: Choice, sampling: SamplingConfig, swept: Sweep
 ) -> list[Chosen]:
-    """Return the methods of a request; `sampling` holds where the request says nothing.
+    """Return the methods of a request; `sampling` holds for what the request leaves open.
 
     Raises:
         UsageError: the settings of a cell contradict each other.
@@ -109,7 +109,7 @@ def _cells(grid: Sweep) -> Iterator[_Asked]:
 
 
 def _parse_strategies(text: str | None) -> tuple[str, ...]:
-    """The strategies of a comma list; `DEFAULT` without one."""
+    """Return the strategies of a comma list; `DEFAULT` without one."""
     if text is None:
         return DEFAULT
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
@@ -121,25 +121,25 @@ def _parse_strategies(text: str | None) -> tuple[str, ...]:
 
 
 def _parse_sweep(texts: Sequence[str]) -> Sweep:
-    """Values by axis of texts such as "W=5,10,15 N=3,5 G=W", in the order of typing."""
-    found: dict[str, list[str]] = {}
+    """Parse texts such as "W=5,10,15 N=3,5 G=W" into values by axis, in the order of typing."""
+    typed: dict[str, list[str]] = {}
     for word in " ".join(texts).split() or [""] * len(texts):
         axis, _, listed = word.partition("=")
         values = [value for value in listed.split(",") if value]
-        if axis not in AXES or axis in found or not values:
+        if axis not in AXES or axis in typed or not values:
             raise UsageError(
                 f"--sweep {word!r}: give AXIS=VALUE,VALUE with each axis of {', '.join(AXES)} once"
             )
-        found[axis] = values
+        typed[axis] = values
     # One value may be written in several ways: 4k and 4096.
     return {
-        axis: tuple(dict.fromkeys(_value(axis, each, found) for each in values))
-        for axis, values in found.items()
+        axis: tuple(dict.fromkeys(_value(axis, value, typed) for value in values))
+        for axis, values in typed.items()
     }
 
 
 def _value(axis: str, value: str, swept: Mapping[str, Sequence[str]]) -> str:
-    """A value of an axis as results name it."""
+    """Return a value of an axis as results name it."""
     if axis == "context":
         if match := re.fullmatch(r"0*([1-9]\d*)(k?)", value.lower()):
             return str(int(match[1]) * (1024 if match[2] else 1))

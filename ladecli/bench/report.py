@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import UsageError, printable
-from ..specs.memory import format_bytes
+from ..models.memory import format_bytes
 from ..view.screen import NONE, Column, Table, line, print_table
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
 from .statistics import Figures, Speedup, figures_of
@@ -124,7 +124,7 @@ def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
     baseline = _label(result.reference)
     sentence = f"{_label(best.method)}: {decimal(best.tokens_per_second or None)} tokens per second"
     if best.speedup is not None:
-        sentence += f", {_factor(best.speedup)} those of {baseline}"
+        sentence += f", {_speedup(best)} ({_interval(best.speedup)}) those of {baseline}"
     yield f"{sentence}; {best.tokens_per_step:.2f} tokens per step."
     compared = sum(each.compared for each in overall)
     differing = [
@@ -154,18 +154,17 @@ def _caveats(result: Result) -> Iterator[str]:
 def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
     """Return the figures of every method on all prompts."""
     baseline = _label(result.reference or PLAIN)
-    over = f"speed-up: median of the prompts over {baseline}; ~ may be chance"
+    over = f"speed-up: median of the prompts over {baseline}"
     # The greatest weight is left out first on a narrow screen.
     columns = (
         _NAME,
         Column("speed-up", note=over),
         Column("95 %", weight=1, note="95 %: its confidence interval"),
         Column("equal", weight=2, note="equal: answers equal to the baseline's"),
-        Column("tok/s", weight=3, note="tok/s, ms/step, width: medians after the first step"),
+        Column("tok/s", weight=3, note="tok/s, ms/step: medians after the first step"),
         Column("tok/step", weight=4),
         Column("first ms", weight=5, note="first ms: median time to the first token"),
         Column("ms/step", weight=6),
-        Column("width", weight=7),
     )
     rows = tuple(
         (
@@ -177,7 +176,6 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
             f"{each.tokens_per_step:.2f}",
             _milliseconds(each.first_seconds),
             _milliseconds(each.step_median),
-            f"{each.width:.1f}" if each.width else NONE,
         )
         for each in overall
     )
@@ -189,12 +187,11 @@ def _categories(result: Result) -> Iterator[Table]:
     if len(result.categories) < 2:
         return
     what = "context" if "context" in result.conditions["sweep"] else "category"
-    titles: dict[str, Callable[[Figures], str]] = {
-        "Speed-up": _speedup,
-        "Tokens per step": lambda each: f"{each.tokens_per_step:.2f}",
-    }
+    titles: dict[str, Callable[[Figures], str]] = {"Speed-up": _speedup}
     if what == "context":
         titles["Milliseconds per step"] = lambda each: _milliseconds(each.step_median)
+    else:
+        titles["Tokens per step"] = lambda each: f"{each.tokens_per_step:.2f}"
     figures = [{f.method: f for f in figures_of(result, name)} for name in result.categories]
     names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
     columns = (_NAME, *names)
@@ -252,13 +249,6 @@ def decimal(value: float | None) -> str:
     return f"{value:,.{places}f}"
 
 
-def _factor(speedup: Speedup) -> str:
-    if speedup.interval is None:
-        return f"{speedup.value:.2f}×"
-    unclear = "" if speedup.clear else ", no clear difference"
-    return f"{speedup.value:.2f}× ({_interval(speedup)}{unclear})"
-
-
 def _interval(speedup: Speedup | None) -> str:
     if speedup is None or speedup.interval is None:
         return NONE
@@ -267,9 +257,7 @@ def _interval(speedup: Speedup | None) -> str:
 
 
 def _speedup(figures: Figures) -> str:
-    """Return a speed-up, marked if it may be chance."""
-    speedup = figures.speedup
-    return f"{'' if speedup.clear else '~'}{speedup.value:.2f}×" if speedup else NONE
+    return f"{figures.speedup.value:.2f}×" if figures.speedup else NONE
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a benchmark measured, as values, and the JSON that holds them (schema `lade-bench/1`)."""
+"""The result of a benchmark, and its JSON (schema `lade-bench/1`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "lade-bench/1"
 PLAIN = "autoregressive"
-"""The baseline of speed-ups and equality, where it takes part."""
+"""The baseline of speed-ups and equality, if it takes part."""
 STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
 FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 """transformers' own `generate`: plain, with prompt lookup, and with compiled steps."""
@@ -27,8 +27,8 @@ FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 
 def describe_machine(session: Session) -> dict[str, Any]:
     """Return what results say of the machine on which a session runs."""
+    from ..models.device import details
     from ..profiles.user import versions_here
-    from ..specs.device import details
 
     device = session.loaded.device
     return {
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def decode_seconds(self) -> float:
-        """Of all steps after the first."""
+        """The seconds of all steps after the first."""
         return sum(self.step_seconds)
 
     @property
@@ -132,7 +132,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Where the time of one method goes, in the steps after the first of each answer."""
+    """The time of a step of one method by parts, after the first step of each answer."""
 
     contender: str  # the name of the method
     steps: int
@@ -142,7 +142,7 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All of it, as the JSON has it; `statistics.py` makes figures from the runs."""
+    """A whole result, as in the JSON; `statistics.py` makes figures from the runs."""
 
     schema: str
     created: str
@@ -165,11 +165,11 @@ class Result:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """In the order of the rows."""
+        """The categories in the order of the rows."""
         return tuple(dict.fromkeys(run.category for run in self.runs))
 
     def runs_of(self, method: str, category: str | None = None) -> list[Run]:
-        """The runs of a method, of one category or of all."""
+        """Return the runs of a method, of one category or of all."""
         return [
             run for run in self.runs if run.contender == method and category in (None, run.category)
         ]
@@ -196,10 +196,10 @@ def sampling_shown(sampling: SamplingConfig) -> dict[str, int | float]:
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """A command line from the arguments after the program's name, without absolute folders."""
-    return shlex.join(["lade", *(re.sub(r"^(--[\w-]+=)?/.*/", r"\1", each) for each in arguments)])
+    """Return the command line of some arguments, without absolute folders."""
+    return shlex.join(["lade", *(re.sub(r"^(--[\w-]+=)?/.*/", r"\1", word) for word in arguments)])

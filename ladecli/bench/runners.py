@@ -40,11 +40,11 @@ class Answer:
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
-        """Of every step after the first, to the microsecond."""
+        """The seconds of every step after the first, to the microsecond."""
         return tuple(round(end - start, 6) for start, end in pairwise(self.marks))
 
     def whole(self) -> Answer:
-        """The answer itself; `Stopped` where Ctrl-C ended it."""
+        """Return the answer, or raise `Stopped` if Ctrl-C ended it."""
         if self.reason == "interrupted":
             raise Stopped
         return self
@@ -67,7 +67,7 @@ class MethodRunner(Protocol):
 
 
 class OwnRunner:
-    """One of our own strategies: the method's, whatever that of the settings is."""
+    """One of our own strategies: that of the method, not that of the settings."""
 
     def __init__(self, method: Method, session: Session, settings: Settings) -> None:
         self.method = method
@@ -85,7 +85,7 @@ class OwnRunner:
         self._session.start_over()
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """As `MethodRunner.answer`; out of memory is a `LadeError`."""
+        """Answer one prompt; out of memory is a `LadeError`."""
         answer, tally = Answer(), Tally()
         began = time.perf_counter()
         for event in self._session.stream(prompt, self._settings, cancelled):

@@ -12,7 +12,7 @@ from ..metrics import ratio
 from .result import Result, Run
 
 LEVEL = 0.05
-"""The probability that an interval does not hold what it is of."""
+"""The probability that an interval misses the true value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,6 @@ class Speedup:
     value: float
     interval: tuple[float, float] | None  # None with fewer than 6 prompts
 
-    @property
-    def clear(self) -> bool:
-        """Whether it differs from 1 by more than chance."""
-        return self.interval is not None and not self.interval[0] <= 1.0 <= self.interval[1]
-
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -34,8 +29,7 @@ class Figures:
 
     method: str
     tokens_per_step: float
-    width: float | None  # tokens fed per step; the first one is not in this and the next figures
-    tokens_per_second: float  # the median of the prompts
+    tokens_per_second: float  # after the first step; the median of the prompts
     first_seconds: float
     step_median: float | None  # seconds, without the first steps
     speedup: Speedup | None  # over the baseline, on the rows that both have
@@ -53,7 +47,6 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
         if not (runs := result.runs_of(method.name, category)):
             continue
         steps = [seconds for run in runs for seconds in run.step_seconds]
-        fed = [run.fed for run in runs if run.fed is not None]
         comparable = not (result.sampled and foreign & {method.name, result.reference})
         itself = method.name == result.reference
         equal, compared = equality(runs, baseline) if comparable and not itself else (0, 0)
@@ -61,7 +54,6 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
             Figures(
                 method=method.name,
                 tokens_per_step=tokens_per_step(runs),
-                width=ratio(sum(fed), len(steps)) if len(fed) == len(runs) else None,
                 tokens_per_second=statistics.median(_rates(runs).values() or [0.0]),
                 first_seconds=statistics.median(run.first_seconds for run in runs),
                 step_median=statistics.median(steps) if steps else None,
@@ -92,7 +84,7 @@ def _rates(runs: Iterable[Run]) -> dict[str, float]:
 
 
 def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
-    """The speed-up over the baseline; None without a row that both answered.
+    """Return the speed-up over the baseline; None without a row that both answered.
 
     Answers that one side alone has, as when the other failed in a later turn, do not count.
     """
@@ -105,8 +97,8 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the median of what some values are drawn from; None with
-    fewer than 6 of them.
+    """Return the 95 % confidence interval of the median of a population from a sample of it; None
+    with fewer than 6 values.
 
     It lies between two of the values and assumes nothing about their distribution: each value is
     below the median as often as a coin shows heads.
@@ -121,7 +113,7 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
 
 
 def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
-    """Answers equal to the baseline's, and answers compared: those to the same prompts.
+    """Count answers equal to the baseline's, and answers compared: those to the same prompts.
 
     In a conversation, prompts differ after the first answer that does.
     """

@@ -61,7 +61,7 @@ class StockRunner:
         decoder.forget(keep_memory=decoder.executor.overlaps)
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """As `MethodRunner.answer`; raises what transformers raises."""
+        """Answer one prompt; errors are those of transformers."""
         self._session.decoder.check_prompt(prompt)
         settings, model, length = self._settings, self._session.stock_model, len(prompt)
         config = _config(self._session, length, settings, self._lookup)
@@ -110,7 +110,7 @@ class _Steps(BaseStreamer):  # type: ignore[misc]
     """Notes the tokens of an answer (`ids`), how many there are after every step (`lengths`), and
     when (`marks`).
 
-    `should_stop` is called with every token; where it is true, the text ends after that one.
+    `should_stop` is called with every token; if it is true, the text ends after that one.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def compilations() -> int:
 
 
 def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> GenerationConfig:
-    """What transformers is asked for; `prompt` is the number of its tokens."""
+    """Return the config for `generate`; `prompt` is the number of its tokens."""
     loaded, longest = session.loaded, session.decoder.max_context
     stop_ids = session.stop_ids(settings)
     config = as_generate(loaded.defaults.config, settings.sampling, stop_ids)
@@ -173,7 +173,7 @@ def compile_config() -> CompileConfig:
 
 @contextmanager
 def _without_defaults(model: Any) -> Iterator[None]:
-    """Take the model's own generation config away: it would fill in what ours leaves open."""
+    """Remove the model's own generation config, which would fill in what ours leaves open."""
     before = model.generation_config
     model.generation_config = GenerationConfig()
     try:

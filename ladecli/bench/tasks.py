@@ -1,4 +1,4 @@
-"""What methods are asked: conversations of a suite, or passages of an exact length."""
+"""The tasks of methods: conversations of a suite, or passages of an exact length."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Passage:
         self._ids, self._context = ids, context
 
     def first(self) -> list[int]:
-        """The ids of the prompt; `PromptError` where the context has no room for them."""
+        """Return the ids of the prompt; `PromptError` if the context has no room for them."""
         if self.room > self._context:
             raise PromptError(
                 f"with its answer it has more than the context's {self._context:,}; {MORE_ROOM}"
@@ -44,7 +44,7 @@ class Passage:
         return self._ids
 
     def hold(self, answer: Callable[[int, list[int]], TextDelta]) -> None:
-        """The only turn; `answer` as for `Dialogue.hold`."""
+        """Hold the only turn; see `Dialogue.hold`."""
         answer(1, self._ids)
 
 
@@ -59,13 +59,13 @@ def make_dialogues(
     terminal: Terminal,
     new_tokens: int = 1,
 ) -> tuple[list[Dialogue], list[Skipped]]:
-    """The rows as a request has them asked, and those that cannot be read; says what is special
-    about them."""
+    """Make the dialogues of rows, list the rows that cannot be read, and say what is special about
+    them."""
     template = request.template(session.has_template)
-    found = [Dialogue(session, row, request.system, template, new_tokens) for row in rows]
-    answerable, skipped = split_usable(found)
+    dialogues = [Dialogue(session, row, request.system, template, new_tokens) for row in rows]
+    usable = split_usable(dialogues)
     terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
-    return answerable, skipped
+    return usable
 
 
 def make_passages(
@@ -85,12 +85,12 @@ def make_passages(
 
 
 def split_usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
-    """Tasks whose first prompt can be read, and the others with the reason.
+    """Split tasks into those whose first prompt can be read, and the others with the reason.
 
     Raises:
-        UsageError: there is none of the former.
+        UsageError: no prompt can be read.
     """
-    found: list[_Task] = []
+    usable: list[_Task] = []
     skipped: list[Skipped] = []
     for task in tasks:
         try:
@@ -98,7 +98,7 @@ def split_usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
         except (UsageError, PromptError) as error:  # noqa: PERF203
             skipped.append(Skipped(task.id, str(error)))
         else:
-            found.append(task)
-    if not found:
+            usable.append(task)
+    if not usable:
         raise UsageError(f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}")
-    return found, skipped
+    return usable, skipped

@@ -18,10 +18,10 @@ from .. import suites
 from ..errors import INTERRUPTED, LadeError, counted, printable
 from ..events import Reason
 from ..metrics import first_difference
+from ..models.memory import FULL
 from ..session import opening
 from ..session.dialogue import Dialogue
 from ..session.text import TextDelta, speller
-from ..specs.memory import FULL
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
 from .result import (
@@ -118,10 +118,10 @@ class Divergence:
     row: str
     turn: int  # from 1 on, as is `position`
     position: int
-    plain: SpelledToken | None  # plain decoding's; None where its answer ended
-    other: SpelledToken | None  # the strategy's; None where its answer ended
+    plain: SpelledToken | None  # plain decoding's; None if its answer ended
+    other: SpelledToken | None  # the strategy's; None if its answer ended
     width: int  # of the step that yielded the strategy's
-    gap: float | None = None  # as in `LogitGap`; None where an answer ended or memory ran out
+    gap: float | None = None  # as in `LogitGap`; None if an answer ended or memory ran out
     distance: float | None = None
     noise: float | None = None
     allowed: float | None = None
@@ -174,8 +174,8 @@ class Comparison:
     @property
     def divergences(self) -> list[Divergence]:
         """The divergences of all answers; those that rounding does not explain come first."""
-        found = [each.divergence for each in self.answers if each.divergence is not None]
-        return sorted(found, key=lambda divergence: divergence.explained)
+        divergences = [answer.divergence for answer in self.answers if answer.divergence]
+        return sorted(divergences, key=lambda divergence: divergence.explained)
 
     @property
     def unexplained(self) -> int:
@@ -201,8 +201,8 @@ class Comparison:
             count = counted(self.unexplained, "divergence")
             return f"NOT equal: {count} larger than rounding explains"
         compared = f"{self.tokens:,} tokens of {counted(len(self.answers), 'answer')}"
-        if found := self.divergences:
-            count = counted(len(found), "divergence")
+        if self.divergences:
+            count = counted(len(self.divergences), "divergence")
             return f"equal but for near-ties: {count} in {compared}, which rounding explains"
         return f"equal: all {compared}"
 
@@ -242,19 +242,19 @@ class Verifier:
 
     def compare(self, dialogues: Sequence[Dialogue]) -> Comparison:
         """Compare answers token by token; out of memory, the rest of a dialogue is skipped."""
-        found = Comparison(self._shown, sampling_shown(self._settings.sampling))
+        result = Comparison(self._shown, sampling_shown(self._settings.sampling))
         for dialogue in dialogues:
             try:
-                found.answers.extend(self._compare_turns(dialogue))
+                result.answers.extend(self._compare_turns(dialogue))
                 reason = dialogue.cut
             except LadeError as error:
                 reason = str(error)
             except (Stopped, KeyboardInterrupt):
-                found.interrupted = True
+                result.interrupted = True
                 break
             if reason is not None:
-                found.skipped.append(Skipped(dialogue.id, reason))
-        return found
+                result.skipped.append(Skipped(dialogue.id, reason))
+        return result
 
     def _compare_turns(self, dialogue: Dialogue) -> Iterator[Compared]:
         """Compare a conversation turn by turn, up to the first divergence.
@@ -274,9 +274,11 @@ class Verifier:
             # Plain decoding must not use keys that the strategy left in the cache.
             self._session.decoder.forget()
             plain = self._answer(prompt, replace(self._settings, strategy=PLAIN))
-            index, found = first_difference(answer.ids, plain.ids), None
+            index, divergence = first_difference(answer.ids, plain.ids), None
             if index is not None:
-                found = self._describe_divergence(dialogue.id, turn, index, prompt, answer, plain)
+                divergence = self._describe_divergence(
+                    dialogue.id, turn, index, prompt, answer, plain
+                )
                 dialogue.cut = None  # the prompts of later turns differ
             yield Compared(
                 row=dialogue.id,
@@ -286,9 +288,9 @@ class Verifier:
                 tokens=len(answer.ids) if index is None else index + 1,
                 steps=len(answer.marks),
                 reason=answer.reason,
-                divergence=found,
+                divergence=divergence,
             )
-            if found is not None:
+            if divergence is not None:
                 return
 
     def _describe_divergence(
@@ -303,13 +305,13 @@ class Verifier:
         )
         step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
         width = answer.widths[step] if answer.widths else 0
-        found = Divergence(row, turn, index + 1, ours, theirs, width)
+        divergence = Divergence(row, turn, index + 1, ours, theirs, width)
         if ours is None or theirs is None:
-            return found
+            return divergence
         text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
         chosen = self._session.choosing(prompt, self._settings)
         gap = self._rescorer.gap(text, len(prompt), tokens, width, *chosen)
-        return replace(found, **asdict(gap), explained=gap.explained) if gap else found
+        return replace(divergence, **asdict(gap), explained=gap.explained) if gap else divergence
 
     def _answer(self, prompt: list[int], settings: Settings) -> Answer:
         """Decode a prompt; Ctrl-C raises `Stopped`."""

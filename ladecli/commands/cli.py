@@ -1,4 +1,4 @@
-"""The program `lade`: its commands, made from their requests, and every error as one line.
+"""The program `lade`: it makes commands of their requests, and one line of every error.
 
 The options and the module of a command are imported when it is called.
 """
@@ -32,7 +32,7 @@ _HERE = {
     "run": "lade chat MODEL, or lade generate MODEL for one answer",
     **dict.fromkeys(("list", "ls"), "lade models"),
     "show": "lade doctor MODEL",
-    **dict.fromkeys(("pull", "download"), "nothing: a model is downloaded where it is first used"),
+    **dict.fromkeys(("pull", "download"), "nothing: a model is downloaded when it is first used"),
     **dict.fromkeys(("-m", "--model"), "MODEL without a flag, right after the command"),
     **dict.fromkeys(("-p", "--prompt"), "lade generate --prompt TEXT, or lade chat MODEL MESSAGE"),
     "--temp": "--temperature",
@@ -40,7 +40,7 @@ _HERE = {
     **dict.fromkeys(("-c", "--ctx-size", "--num-ctx"), "--max-context"),
     "--repeat-penalty": "--repetition-penalty",
 }
-"""By what ollama, llm, mlx-lm and llama-cli call it, what there is for it here."""
+"""Our commands and options by their names in ollama, llm, mlx-lm and llama-cli."""
 
 
 class _Commands(TyperGroup):
@@ -51,11 +51,11 @@ class _Commands(TyperGroup):
         self.commands = {name: TyperCommand(name) for name in COMMANDS}
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """A command as the list of all shows it."""
+        """Return a command for the list of all."""
         return TyperCommand(name, help=request_of(name).__doc__) if name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments begin with; some have two words."""
+        """Return the command that the arguments begin with; some have two words."""
         name, rest = args[0], args[1:]
         if (two := " ".join(args[:2])) in COMMANDS:
             name, rest = two, args[2:]
@@ -84,8 +84,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(flag: bool) -> None:
+    if flag:
         typer.echo(f"lade {__version__}")
         raise typer.Exit
 
@@ -109,11 +109,11 @@ def main(
 
 
 def _command(name: str) -> Any:
-    """A command with the options of its request."""
+    """Return a command with the options of its request."""
     kind = request_of(name)
 
-    def call(parser: typer.Context, **given: Any) -> int:
-        return _perform(name, kind(**given, origins=_origins(parser)))
+    def call(parser: typer.Context, **values: Any) -> int:
+        return _perform(name, kind(**values, origins=_origins(parser)))
 
     first = inspect.Parameter("parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [first, *map(_parameter, options_of(kind).values())]
@@ -124,7 +124,7 @@ def _command(name: str) -> Any:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """An option as a parameter of a function, as Typer reads it."""
+    """Return an option as a parameter of a function, for Typer."""
     described: dict[str, Any] = {
         "help": option.help,
         "metavar": option.metavar,
@@ -146,23 +146,23 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _origins(context: Any) -> dict[str, str]:
-    """Where the options of a call are from, by key, without those left at their defaults."""
-    found = {}
+    """Return the origins of the options of a call, by key, without those left at their defaults."""
+    origins = {}
     for parameter in context.command.params:
         key, source = parameter.name, context.get_parameter_source(parameter.name)
         if source is None or source.name == "DEFAULT":
             continue
         if source.name == "ENVIRONMENT":
-            found[key] = str(parameter.envvar)
+            origins[key] = str(parameter.envvar)
         elif source.name == "DEFAULT_MAP":
-            found[key] = CONFIG_FILE
+            origins[key] = CONFIG_FILE
         elif parameter.param_type_name == "argument":
-            found[key] = "argument"
+            origins[key] = "argument"
         else:
             off = parameter.secondary_opts and context.params.get(key) is False
             flags = parameter.secondary_opts if off else parameter.opts
-            found[key] = f"flag {max(flags, key=len)}"
-    return found
+            origins[key] = f"flag {max(flags, key=len)}"
+    return origins
 
 
 def _perform(name: str, request: Options) -> int:
@@ -194,14 +194,14 @@ def _perform(name: str, request: Options) -> int:
 
 
 def standing() -> dict[str, Options]:
-    """By command, the request of a call without flags, as the parser makes it.
+    """Return the requests of calls without flags, by command.
 
     Raises:
         UsageError: a variable is of a wrong type; or as `config.read`.
     """
     from . import config
 
-    found = {}
+    requests = {}
     for name in COMMANDS:
         kind, command = request_of(name), _command(name)
         required = ["-" for parameter in command.params if parameter.required]
@@ -209,13 +209,13 @@ def standing() -> dict[str, Options]:
             context = command.make_context(name, required, default_map=config.defaults(name))
         except TyperException as error:
             raise UsageError(_refused(error)) from error
-        given = {key: context.params[key] for key in options_of(kind)}
-        found[name] = kind(**given, origins=_origins(context))
-    return found
+        values = {key: context.params[key] for key in options_of(kind)}
+        requests[name] = kind(**values, origins=_origins(context))
+    return requests
 
 
 def show_config(request: Options) -> int:
-    """Print what holds without flags."""
+    """Print the settings of calls without flags."""
     from . import config
 
     return config.show(standing(), request.color)
@@ -236,8 +236,8 @@ def run() -> int:
     flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
     if flushed == [False, True] and code == 0:
         print("lade: not all of the output could be written", file=sys.stderr, flush=True)
-    if "ladecli.specs.placement" in sys.modules:
-        sys.modules["ladecli.specs.placement"].remove_offloaded()
+    if "ladecli.models.placement" in sys.modules:
+        sys.modules["ladecli.models.placement"].remove_offloaded()
     return code if all(flushed) else code or LadeError.exit_code
 
 
@@ -246,17 +246,17 @@ def entry(arguments: list[str] | None = None) -> int:
 
     Every error becomes one line here.
     """
-    # Where stdout is closed an answer is lost, and must not seem to have arrived; text that cannot
-    # be encoded gets a stand-in.
+    # If stdout is closed an answer is lost, and must not seem to have arrived; characters that
+    # cannot be encoded are replaced.
     sys.stdout = sys.stdout or open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  (both live as long as we do)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
-    # People append it to the call that failed, so it counts wherever it stands.
+    # People append it to the call that failed, so it counts in any place.
     debug = "--debug" in arguments
-    arguments = [each for each in arguments if each != "--debug"]
+    arguments = [word for word in arguments if word != "--debug"]
     if debug:
         logging.basicConfig(format="%(name)s: %(message)s")
         LOG.setLevel(logging.INFO)
@@ -280,7 +280,7 @@ def entry(arguments: list[str] | None = None) -> int:
 
 
 def _refused(error: Any) -> str:
-    """What the parser refuses in a command line, and the fix."""
+    """Return what the parser refuses in a command line, and the fix."""
     from pydantic import ValidationError
 
     wrong, where = error.__cause__, getattr(error, "ctx", None)

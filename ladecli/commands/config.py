@@ -1,4 +1,4 @@
-"""What holds where no flag is given: the config file, `LADE_` variables, and `lade config`."""
+"""Settings without flags: the config file, `LADE_` variables, and `lade config`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _HEAD = """\
 
 @functools.cache
 def lasting() -> dict[str, tuple[Option, list[str]]]:
-    """Every setting that the config file can hold, by key, with the commands that have it."""
-    found: dict[str, tuple[Option, list[str]]] = {}
+    """Return every setting of the config file, by key, with the commands that have it."""
+    settings: dict[str, tuple[Option, list[str]]] = {}
     for command in COMMANDS:
         for key, setting in options_of(request_of(command)).items():
             if setting.lasting:
-                found.setdefault(key, (setting, []))[1].append(command)
-    return found
+                settings.setdefault(key, (setting, []))[1].append(command)
+    return settings
 
 
 def read() -> dict[str, Any]:
@@ -87,19 +87,14 @@ def defaults(command: str) -> dict[str, Any]:
 
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
-    """A line about every LADE_* variable that is set and does nothing."""
-    given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
-    if not given:
-        return []
-    known = {PREFIX + key.upper(): setting.variable for key, (setting, _) in lasting().items()}
+    """Return a line about every LADE_* variable that is set and does nothing."""
+    known = {setting.variable for setting, _ in lasting().values() if setting.variable}
     lines = []
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, filter(None, known.values()), n=1, cutoff=0.75)
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and environment[name] and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}?" if near else "it sets no option"
             lines.append(f"{name} is set and does nothing: {hint}")
-        elif not known[name]:  # a list
-            lines.append(f"{name} is set and does nothing: set it in the config file")
     return lines
 
 
@@ -125,7 +120,7 @@ def run_init(request: InitRequest) -> int:
 
 
 def template() -> str:
-    """The text of a config file in which every setting stands, and none holds."""
+    """Return the text of a config file with every setting, commented out."""
     parts = [_HEAD]
     for panel in PANELS:
         entries = [
@@ -151,25 +146,25 @@ def _entry(setting: Option, having: list[str]) -> str:
     return "\n".join([*lines, f"# ({'; '.join(about)})", f"#{setting.name} = {value}", ""])
 
 
-def show(found: Mapping[str, Options], color: str) -> int:
-    """Print the path of the config file, and what holds without flags, by command; returns the
-    exit code."""
+def show(requests: Mapping[str, Options], color: str) -> int:
+    """Print the path of the config file and the settings of requests without flags; return the exit
+    code."""
     terminal = Terminal(color)
     console = terminal.console(sys.stdout)
     missing = "" if os.path.exists(config_path()) else " (not there; lade config init writes it)"
     line(console, f"{config_path()}{missing}")
     columns = tuple(Column(head, number=False) for head in ("setting", "value", "from"))
-    table = Table("What holds without flags", columns, tuple(_rows(found)))
+    table = Table("Settings without flags", columns, tuple(_rows(requests)))
     print_table(table, console)
     return 0
 
 
-def _rows(found: Mapping[str, Options]) -> Iterator[tuple[str, str, str]]:
-    """One row a setting where all commands agree, and one for each command that does not."""
+def _rows(requests: Mapping[str, Options]) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for every setting, and one for each command that differs."""
     for key, (setting, having) in lasting().items():
         rows = {}
         for command in having:
-            request = found[command]
+            request = requests[command]
             value, origin = getattr(request, key), request.origins.get(key, "default")
             rows[command] = "***" if setting.secret and value else value, origin
         usual = max(rows.values(), key=list(rows.values()).count)

@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING
 from .. import __version__, profiles
 from ..decoder.errors import Error
 from ..errors import UsageError, counted, describe_error
+from ..models import device, hub, model_files
+from ..models.find import find, resolve
+from ..models.memory import format_bytes
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import summarise, user
 from ..session import setup as decode_setup
-from ..specs import adapters, device, hub, model_files
-from ..specs.memory import format_bytes
 from ..view import screen
 from ..view.screen import NOTE, OK, PROBLEM, WARNING, Finding
 from ..view.terminal import Terminal
 from . import cli
 
 if TYPE_CHECKING:
-    from ..models import PlannedModel
+    from ..models.fit import PlannedModel
 
 SCHEMA = 2
 """Version of what --json prints."""
@@ -59,25 +60,25 @@ _NEED_CUDA = ("flash-attn", "triton")
 
 
 def run(request: DoctorRequest) -> int:
-    """Check everything, and the model if there is one; the exit code is 1 with any problem.
+    """Check everything, and the model if one is named; return 1 with any problem, else 0.
 
     Raises:
         LoadError: there is no such model.
     """
     if request.model is not None:
-        hub.resolve(request.model)
+        resolve(request.model)
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
         report = examine(request)
     levels = [finding.level for _, finding in report]
     if request.json:
-        found = {
+        data = {
             "schema": SCHEMA,
             "lade": __version__,
             "ok": PROBLEM not in levels,
-            "checks": [{"section": title.lower(), **asdict(each)} for title, each in report],
+            "checks": [{"section": title.lower(), **asdict(finding)} for title, finding in report],
         }
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(data, ensure_ascii=False))
     else:
         console = terminal.console(sys.stdout)
         for title, findings in groupby(report, key=itemgetter(0)):
@@ -149,34 +150,33 @@ def machine(_request: DoctorRequest) -> Iterator[Finding]:
 
 
 def versions(_request: DoctorRequest) -> Iterator[Finding]:
-    """Versions of lade, Python and transformers; required packages that are missing or too old,
-    or newer than those that were tried."""
+    """Report versions, and required packages that are missing, too old or untried."""
     from packaging.requirements import Requirement
 
     yield Finding("lade", __version__)
     system = f"{platform.system()} {platform.machine()}"
     yield Finding("Python", f"{platform.python_version()} on {system}")
-    if found := model_files.version("transformers"):
-        yield Finding("transformers", found)
+    if version := model_files.version("transformers"):
+        yield Finding("transformers", version)
     for need in map(Requirement, metadata.requires("ladecli") or ()):
-        found = model_files.version(need.name)
-        wanted = need.marker is None or need.marker.evaluate({"extra": ""})
-        wrong = [s for s in need.specifier if found and not s.contains(found, prereleases=True)]
-        if not wanted or (found and not wrong):
+        version = model_files.version(need.name)
+        needed = need.marker is None or need.marker.evaluate({"extra": ""})
+        wrong = [s for s in need.specifier if version and not s.contains(version, prereleases=True)]
+        if not needed or (version and not wrong):
             continue
-        level, value = PROBLEM, f"{found or 'none'} is installed, and {need.specifier} is needed"
-        if found and all(each.operator == "<" for each in wrong):
-            level, value = WARNING, f"{found} is newer than what was tried ({need.specifier})"
+        level, value = PROBLEM, f"{version or 'none'} is installed, and {need.specifier} is needed"
+        if version and all(limit.operator == "<" for limit in wrong):
+            level, value = WARNING, f"{version} is newer than what was tried ({need.specifier})"
         yield Finding(need.name, value, level, f"pip install '{need.name}{need.specifier}'")
 
 
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
-    """Optional packages: their versions, or what they would bring."""
+    """Report the versions of optional packages, or what they would bring."""
     kind = device.detect().kind
     for name, brings, packages in PARTS:
         # Only metadata is read: importing a broken package can crash.
-        if found := model_files.version(name):
-            yield Finding(name, found)
+        if version := model_files.version(name):
+            yield Finding(name, version)
         elif name in _NEED_CUDA and kind != "cuda":
             yield Finding(name, "missing; needs a CUDA GPU", NOTE)
         else:
@@ -218,7 +218,7 @@ def settings(request: DoctorRequest) -> Iterator[Finding]:
 
 
 def downloads(request: DoctorRequest) -> Iterator[Finding]:
-    """Whether models can be downloaded, and whether there is a token, which is never shown."""
+    """Report whether models can be downloaded, and whether there is a token."""
     from huggingface_hub import constants, get_token
 
     local = "only models on this machine can be used"
@@ -243,14 +243,12 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     """
     if request.model is None:
         return
-    named = request.model, request.adapters, request.gguf_file, request.revision
-    folder = adapters.check(*named, offline=request.offline)
-    if folder is not None:
-        model_files.chat_templates(folder)
-    from .. import models
+    files = find(request)
+    files.chat_templates()  # which it checks
+    from ..models import describe, fit, load
 
-    planned = models.plan(request.model, request, request, progress=False)
-    for notice in models.check_weights(planned):
+    planned = fit.fit(describe.describe(files, progress=False), request)
+    for notice in load.check_weights(planned):
         yield Finding("weights", notice, WARNING)
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
@@ -283,12 +281,12 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
 
 def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
     """Report the tokens that end an answer, and what is wrong with what names them."""
-    from .. import models
+    from ..models import load
     from ..session.chat_template import GREETING, ChatTemplate
 
-    if hub.folder_of(planned.source, planned.options.revision) is None:
+    if planned.files.folder is None:
         return  # it is still to be downloaded
-    tokenizer, ends, ignored = models.tokenizer_and_ends(planned)
+    tokenizer, ends, ignored = load.tokenizer_and_ends(planned)
     if ignored:
         value = f"not applied: {', '.join(ignored)}"
         yield Finding("generation config", value, WARNING)

@@ -63,7 +63,7 @@ def run(request: GenerateRequest) -> int:
 def gather(
     texts: Sequence[str], files: Sequence[str], say: Callable[[str], object] = lambda _: None
 ) -> list[Row]:
-    """All prompts; those of a .jsonl have the ids of their rows, others a number.
+    """Return all prompts; those of a .jsonl have the ids of their rows, others a number.
 
     Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line; so has
     standard input if all of its lines are rows, which `say` is told.
@@ -95,14 +95,14 @@ def gather(
     return prompts
 
 
-def _row(number: int, prompt: str, where: str) -> Row:
-    """A text as a row; `where` it is from, for messages."""
+def _row(number: int, prompt: str, source: str) -> Row:
+    """Return a text as a row; `source` names its origin in messages."""
     if not prompt.strip():
-        raise UsageError(f"{where} is empty; give some text to continue")
+        raise UsageError(f"{source} is empty; give some text to continue")
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError:  # an argument in another encoding
-        raise UsageError(f"{where} is not UTF-8; check the terminal's encoding") from None
+        raise UsageError(f"{source} is not UTF-8; check the terminal's encoding") from None
     return Row(str(number), "all", (prompt,))
 
 
@@ -193,7 +193,7 @@ class _Answers:
             terminal.statistics(tally)
 
     def _as_json(self, tally: Tally) -> dict[str, Any]:
-        """The answer's object of CLI schema 1; its keys are part of the interface."""
+        """Return the JSON object of an answer; its keys are part of the interface."""
         session, settings = self._session, self._settings
         executor, sampling = session.decoder.executor, dataclasses.asdict(settings.sampling)
         seed = sampling.pop("seed")

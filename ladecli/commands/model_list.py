@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..errors import LoadError, counted
+from ..models import adapters, device, hub, memory, model_files
+from ..models.find import DEMO, find, resolve
+from ..models.hub import CachedModel
+from ..models.model_files import Config
 from ..options.commands import ModelsRequest
-from ..specs import adapters, device, hub, memory, model_files
-from ..specs.hub import CachedModel
-from ..specs.model_files import Config
+from ..options.model import ModelOptions
 from ..view import screen
 from ..view.screen import NONE, Column
 from ..view.terminal import Terminal
@@ -42,9 +44,9 @@ def run(request: ModelsRequest) -> int:
     from huggingface_hub import constants
 
     terminal = Terminal(request.color)
-    demo = Path(hub.resolve(hub.DEMO))
+    demo = Path(resolve(DEMO))
     with terminal.progress("looking at models"):
-        cached = [CachedModel(hub.DEMO, demo, hub.size_on_disk(demo)), *hub.cached_models()]
+        cached = [CachedModel(DEMO, demo, hub.size_on_disk(demo)), *hub.cached_models()]
         here = device.glance()
         free = device.free_memory(here)
         models = [_describe(model, free) for model in cached]
@@ -98,13 +100,13 @@ def _describe(cached: CachedModel, free: int) -> ListedModel:
         return ListedModel(cached.name, None, cached.bytes, note=note)
     model = ListedModel(cached.name, str(folder), cached.bytes)
     try:
-        if (adapter := adapters.at(folder, cached.name)) is not None:
+        if (folder / adapters.ADAPTER).is_file():
+            adapter = adapters.read_adapter(folder, cached.name)
             base = adapter.base or "a model that it does not name"
             return replace(model, note=adapter.fault or f"an adapter for {base}")
-        path = hub.check(str(folder), None, None, offline=True)
-        if path is None or path.suffix == model_files.GGUF:
+        config = find(ModelOptions(model=str(folder), offline=True)).config
+        if config is None:
             return replace(model, note="GGUF; lade doctor says whether it fits")
-        config = Config(model_files.read_object(folder / "config.json"))
         if not config.stated.get("model_type"):
             return replace(model, note="config.json names no model_type")
     except LoadError as error:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import profiles
 from ..errors import printable
+from ..models import device as machine
 from ..profiles import Profile, user
-from ..specs import device as machine
 from ..view import screen
 from ..view.screen import Column, Table
 from ..view.terminal import Terminal

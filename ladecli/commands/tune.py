@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 DISAGREE = 1.3
-"""How many times as long as its fastest step the usual one of a width may take."""
+"""The usual time of a step over the fastest one, above which the machine was busy."""
 
 
 def run(request: TuneRequest) -> int:

@@ -30,7 +30,7 @@ is the command's help, in which the lines after the first paragraph stay as they
 
 
 def request_of(command: str) -> type[Options]:
-    """The class of a command's request; only its file is imported."""
+    """Return the class of a command's request; only its file is imported."""
     module, _, name = COMMANDS[command][0].partition(".")
     kind: type[Options] = getattr(import_module(f".{module}", __name__), name)
     return kind

@@ -1,4 +1,4 @@
-"""Options about an answer: its prompt, its length, how tokens are chosen, and what is printed."""
+"""Options about an answer: its prompt, its length, sampling and output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPLY_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class TemplateChoice:
-    """Which chat template puts a conversation into words."""
+    """The chat template that a conversation is written with."""
 
     # of one of the model's templates, or of a file; None for the model's own
     name: str | None = None
@@ -56,16 +56,16 @@ class TemplateOptions(Options):
         self._template_arguments()
 
     def template(self, has_template: bool) -> TemplateChoice | None:
-        """The chat template that prompts are put through; None where they are taken as they are.
+        """Return the chat template for prompts; None to take them as they are.
 
-        What the command line says about one needs one, which a model may not have.
+        Options about a template need one, which a model may not have.
         """
         if not (has_template or self.chat_template is not None or self._typed("template_arg")):
             return None
         return TemplateChoice(self.chat_template, self._template_arguments())
 
     def _template_arguments(self) -> dict[str, Any]:
-        """The values of --template-arg by name: JSON, or text where they are none."""
+        """Return the values of --template-arg by name: JSON, or else text."""
         found: dict[str, Any] = {}
         for text in self.template_arg or ():
             key, equals, value = text.partition("=")
@@ -80,7 +80,7 @@ class TemplateOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(TemplateOptions):
-    """What stands around a prompt."""
+    """The system message and the template of a prompt."""
 
     _NOT_RAW: ClassVar[tuple[str, ...]] = ("chat_template", "template_arg")
     """Options that do not go together with --raw."""
@@ -89,7 +89,8 @@ class PromptOptions(TemplateOptions):
         "System message, for a chat template; in lade chat --raw the first line.", "-s"
     )
     raw: bool = prompt_option(
-        "No chat template: prompts as they are; conversations one message a line.", default=False
+        "Do not apply the chat template; a conversation has one message on each line.",
+        default=False,
     )
 
     def _check(self) -> None:
@@ -100,18 +101,18 @@ class PromptOptions(TemplateOptions):
                 raise UsageError(f"{flag} needs the chat template; leave raw or {flag} out")
 
     def template(self, has_template: bool) -> TemplateChoice | None:
-        """As for `TemplateOptions`; a system message needs a template, too."""
+        """Return the same as `TemplateOptions.template`; a system message needs a template, too."""
         return None if self.raw else super().template(has_template or self._typed("system"))
 
     @property
     def typed_system(self) -> str | None:
-        """The system message of the command line, which some rows may not take."""
+        """The system message of the command line; rows with their own ignore it."""
         return self.system if self._typed("system") else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions(Options):
-    """What ends an answer."""
+    """The limits of an answer."""
 
     max_new_tokens: int | None = length_option(
         "Maximum number of new tokens; default: until the context is full.", "-n", least=1
@@ -129,7 +130,7 @@ class LengthOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(Options):
-    """How tokens are chosen."""
+    """The sampling of tokens."""
 
     temperature: float | None = _sample(
         "Sampling temperature; 0 is greedy. Default: 0, and in a chat the model's own.", "-t"
@@ -149,7 +150,7 @@ class SamplingOptions(Options):
         self.sampling(SamplingConfig())
 
     def sampling(self, default: SamplingConfig) -> SamplingConfig:
-        """How tokens are chosen, over `default`; sampling without a seed draws one, to be shown."""
+        """Return the sampling, over `default`; without a seed it draws one, which is shown."""
         names = [each.name for each in fields(SamplingConfig)]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         chosen = replace(default, **given)
@@ -160,7 +161,7 @@ class SamplingOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class QuietOptions(Options):
-    """Whether there are remarks."""
+    """The switch for remarks."""
 
     quiet: bool = output_option("Nothing on stderr but errors.", "-q", default=False)
 
@@ -169,12 +170,12 @@ class QuietOptions(Options):
 class AnswerOptions(
     QuietOptions, SamplingOptions, DraftOptions, SessionOptions, LengthOptions, PromptOptions
 ):
-    """What every command that answers prompts has."""
+    """The options of every command that answers prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedOptions(AnswerOptions):
-    """What every command has that several processes can run together."""
+    """The options of commands that several processes can run together."""
 
     parallel: int | None = model_option(
         "Decode with K processes on this machine, one per GPU.", metavar="K", least=1
@@ -201,7 +202,7 @@ class RankedOptions(AnswerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftFileOptions(Options):
-    """Files that drafts know before an answer."""
+    """Files that drafts are made from."""
 
     pool_file: str | None = decode_option(
         "Keep what was learned about drafting in this file: the next call starts with it.",
@@ -228,7 +229,7 @@ class FileOptions(DraftFileOptions, QuietOptions):
 
     @property
     def read_files(self) -> dict[str, str]:
-        """Files of the user's that are read, and must not be overwritten, with their options."""
+        """The options of files that are read, and must not be overwritten, by name."""
         return dict.fromkeys(self.draft_text or (), "--draft-text")
 
 
@@ -262,7 +263,7 @@ class GenerateRequest(FileOptions, RankedOptions):
 
     @property
     def read_files(self) -> dict[str, str]:
-        """As for `FileOptions`, and those of prompts."""
+        """The same as `FileOptions.read_files`, and files of prompts."""
         names = [name for name in self.prompt_file or () if name != "-"]
         return super().read_files | dict.fromkeys(names, "--prompt-file")
 
@@ -318,7 +319,11 @@ class ChatRequest(FileOptions, RankedOptions):
     )
 
     def template(self, has_template: bool) -> TemplateChoice | None:
-        """As for `PromptOptions`; UsageError if there is no template, and --raw was not given."""
+        """Return the same as `PromptOptions.template`.
+
+        Raises:
+            UsageError: there is no template, and --raw was not given.
+        """
         choice = super().template(has_template)
         if choice is None and not self.raw:
             raise UsageError(
@@ -330,9 +335,9 @@ class ChatRequest(FileOptions, RankedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(DraftFileOptions, RankedOptions):
-    """Answer programs that speak OpenAI's protocol, at http://127.0.0.1:8000/v1.
+    """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1.
 
-    One answer at a time is decoded; options hold where a request says nothing else.
+    Requests are answered one at a time; options hold unless a request says otherwise.
     """
 
     host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")

@@ -1,4 +1,4 @@
-"""The options of commands that decode no answer of their own for a user to read."""
+"""The options of commands that measure, list or check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _argument = partial(output_option, default=MISSING, argument=True, lasting=False
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOptions(Options):
-    """What commands have whose figures programs read."""
+    """The option of commands with output for programs."""
 
     json: bool = output_option(
         "Print one JSON object in place of text.", default=False, lasting=False
@@ -51,7 +51,7 @@ class MeasureRequest(JsonOptions, AnswerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest(MeasureRequest, RankedOptions):
-    """Measure strategies side by side, and transformers' own generate beside them."""
+    """Measure strategies and transformers' own generate side by side."""
 
     strategy: str = "lookahead"  # no option: each method has a strategy of its own
     max_new_tokens: int = length_option("Maximum number of new tokens.", "-n", default=64, least=1)
@@ -77,9 +77,9 @@ class BenchRequest(MeasureRequest, RankedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest(MeasureRequest):
-    """Decode prompts a second time, token by token, and report the first difference.
+    """Decode prompts again without drafts, and report the first difference.
 
-    The exit code is 1 where a difference is larger than rounding explains.
+    The exit code is 1 if rounding does not explain a difference.
     """
 
 
@@ -98,12 +98,12 @@ class TuneRequest(JsonOptions, QuietOptions, SessionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorRequest(JsonOptions, TemplateOptions, DraftOptions, SessionOptions):
-    """Look for what is wrong or missing here, and say how to mend it.
+    """Check this machine and installation, and suggest fixes.
 
-    With a model, or options as for chat: how that would be decoded, and whether it fits.
+    With a model: whether it fits, and how it would be decoded.
     """
 
-    model: str | None = model_argument("Hugging Face id or local folder to look at, too.")
+    model: str | None = model_argument("Hugging Face id or local folder to check, too.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class ProfileRequest(JsonOptions, DeviceOptions):
 
 
 class ModelsRequest(JsonOptions):
-    """List the models on this machine: size, type, whether they fit and are supported."""
+    """List the models on this machine: name, size, path, and whether they fit."""
 
 
 @dataclass(frozen=True, kw_only=True)

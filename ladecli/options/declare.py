@@ -1,4 +1,4 @@
-"""How an option is declared, named and checked: a field of a request, with an `Option` in it."""
+"""Options as fields of requests: their declaration, names and checks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..decoder.errors import ConfigError
 from ..errors import UsageError
 
 PREFIX = "LADE_"
-"""Of every variable that sets an option."""
+"""The prefix of variables that set options."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 CONFIG_FILE = "config file"
-"""The origin of what the config file says."""
+"""The origin of values in the config file."""
 PANELS = (
-    *("", "Prompt", "Measuring", "Planning", "Serving"),
+    *("", "Prompt", "Measuring", "Serving"),
     *("Length", "Decoding", "Sampling", "Model", "Output"),
 )
 """Headings in the order of the help; arguments have none."""
@@ -25,7 +25,7 @@ PANELS = (
 
 @dataclass(frozen=True)
 class Option:
-    """How a field of a request is set."""
+    """A field of a request that users can set."""
 
     panel: str  # heading in the help and in the config file
     help: str  # one sentence for users
@@ -44,7 +44,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        """Its name in the config file and in messages."""
+        """The name in the config file and in messages."""
         return self.flags[-1].split("/")[0].removeprefix("--")
 
     @property
@@ -55,12 +55,12 @@ class Option:
 
     @property
     def described(self) -> str:
-        """What its values are, for messages."""
+        """A description of its values, for messages."""
         return _KINDS.get(self.kind, "a list of texts")
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Its flags; the last one is the long one."""
+        """The flags; the last one is the long one."""
         if self.flag.startswith("--"):
             return (self.flag,)
         name = self.key.replace("_", "-")
@@ -70,12 +70,12 @@ class Option:
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that sets it; None where it is none that lasts, or a list."""
+        """The environment variable that sets it; None for a list, or if it is for single calls."""
         named = self.lasting and self.kind is not list
         return PREFIX + self.name.replace("-", "_").upper() if named else None
 
     def typed(self, value: Any) -> Any:
-        """A value that a file or a program gives, as the option has it: a single text is a list.
+        """Return a value of a file or a program in the type of the option; a single text is a list.
 
         Raises:
             UsageError: it is of another type.
@@ -103,25 +103,25 @@ class Option:
 
 
 def option(panel: str, help: str, flag: str = "", *, default: Any = None, **facts: Any) -> Any:
-    """A field of a request that users can set; see `Option`."""
+    """Return a field of a request that users can set; see `Option`."""
     return field(default=default, metadata={"option": Option(panel, help, flag, **facts)})
 
 
-_FOUND: dict[type[Options], dict[str, Option]] = {}
-"""What `options_of` found: evaluating annotations takes milliseconds."""
+_OPTIONS: dict[type[Options], dict[str, Option]] = {}
+"""The results of `options_of`: evaluating annotations takes milliseconds."""
 
 
 def config_path() -> Path:
-    """Where the config file is, or would be."""
+    """Return the path of the config file; it may not exist."""
     from platformdirs import user_config_path
 
     return user_config_path("lade", appauthor=False) / "config.toml"
 
 
 def options_of(kind: type[Options]) -> dict[str, Option]:
-    """The options of a request, by key, in the order of the help."""
-    if kind in _FOUND:
-        return _FOUND[kind]
+    """Return the options of a request, by key, in the order of the help."""
+    if kind in _OPTIONS:
+        return _OPTIONS[kind]
     hints = get_type_hints(kind)
     found = [
         replace(
@@ -134,12 +134,12 @@ def options_of(kind: type[Options]) -> dict[str, Option]:
         if "option" in each.metadata
     ]
     found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
-    return _FOUND.setdefault(kind, {one.key: one for one in found})
+    return _OPTIONS.setdefault(kind, {one.key: one for one in found})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every command has.
+    """The options of every command.
 
     `origins` says where values are from, by key: "flag --budget", "LADE_BUDGET", "config file",
     "set in this chat"; defaults are left out.
@@ -154,7 +154,7 @@ class Options:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse what can be refused without a model.
+        """Refuse wrong options, as far as that needs no model.
 
         Raises:
             UsageError, ConfigError: the message names the option, what it may be and its origin.
@@ -173,11 +173,11 @@ class Options:
             each.check(getattr(self, each.key))
 
     def _culprits(self, message: str) -> str:
-        """The variables and lines of the config file that a message is due to."""
+        """Return the variables and lines of the config file that cause a message."""
         found = []
         for key, origin in self.origins.items():
             if origin != CONFIG_FILE and not origin.startswith(PREFIX):
-                continue  # a flag is before the user's eyes
+                continue  # the user just typed the flag
             try:
                 replace(self, **{key: options_of(type(self))[key].default})._check()
             except (UsageError, ConfigError) as error:

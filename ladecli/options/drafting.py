@@ -1,4 +1,4 @@
-"""Options about drafts: where they come from, and how large a step may be."""
+"""Options about drafts: their sources, and the size of a step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ decode_option = partial(option, "Decoding")
 _OF_WINDOW = ("window", "ngram", "guesses")
 _OF_LOOKAHEAD = (*_OF_WINDOW, "budget", "sources")
 _USED = {"jacobi": "window", "prompt-lookup": "budget"}
-"""The one of them that another strategy uses."""
+"""The option of lookahead that another strategy uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions(Options):
-    """How drafts are made."""
+    """The options of drafts."""
 
     strategy: str = decode_option(
         "lookahead, autoregressive, jacobi or prompt-lookup.",
@@ -46,11 +46,11 @@ class DraftOptions(Options):
 
     @property
     def wants_paper(self) -> bool:
-        """Whether the paper's algorithm was asked for: the trajectory as the only source."""
+        """Whether the trajectory is the only source, which is the paper's algorithm."""
         return self.sources is not None and _listed(self.sources) == ("trajectory",)
 
     def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
-        """The profile's settings, with the options that were given in their place."""
+        """Return the profile's settings, replaced by the options that have values."""
         numbers = self._given(*_OF_WINDOW, "budget")
         given: dict[str, Any] = dict(numbers)
         if self.sources is not None:
@@ -58,7 +58,7 @@ class DraftOptions(Options):
         elif numbers.keys() & {"window", "ngram"}:
             given["sources"] = SOURCES  # also where the profile leaves the window out
         elif (self.budget or profile.window_cells) < profile.window_cells:
-            # A budget without room for the profile's window is a wish to go without it.
+            # A budget without room for the profile's window runs without the window.
             sources = tuple(name for name in profile.sources if name != "trajectory")
             given["sources"] = sources or ("context",)
         if "trajectory" not in given.get("sources", profile.sources):
@@ -70,11 +70,11 @@ class DraftOptions(Options):
         return replace(profile, **given)
 
     def _given(self, *names: str) -> dict[str, int]:
-        """The options among these that have a value."""
+        """Return those of these options that have a value."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def without_effect(self, profile: LookaheadConfig) -> list[str]:
-        """A line about options of the window where none runs."""
+        """Return a line about options of the window if no window runs."""
         sources, named = self.lookahead(profile).sources, [*self._given(*_OF_WINDOW)]
         if self.strategy != "lookahead" or not named or "trajectory" in sources:
             return []
@@ -83,7 +83,7 @@ class DraftOptions(Options):
         return [f"{does} nothing with sources {','.join(sources)}; --sources {wanted} has a window"]
 
     def side_effects(self, profile: LookaheadConfig) -> list[str]:
-        """Lines about options that do nothing, or that change others of the profile."""
+        """Return lines about options that do nothing, or that change others of the profile."""
         if self.strategy != "lookahead":
             # Those of a config file are meant for lookahead.
             others = [key for key in _OF_LOOKAHEAD if key != _USED.get(self.strategy)]
@@ -102,7 +102,7 @@ class DraftOptions(Options):
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    """The sources that a text names: by commas, or as results do, by + and "all"."""
+    """Return the sources that a text names, separated by commas or +; "all" names all."""
     if text.strip() == "all":
         return SOURCES
     return tuple(item.strip() for item in text.replace("+", ",").split(",") if item.strip())

@@ -15,7 +15,7 @@ model_argument = partial(model_option, metavar="MODEL", argument=True)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
-    """Which weights, in which types of numbers."""
+    """The weights and the types of their numbers."""
 
     model: str | None = model_argument(
         "Hugging Face id or local folder; default: the bundled demo model."
@@ -36,7 +36,7 @@ class ModelOptions(Options):
         lasting=False,
     )
     gguf_file: str | None = model_option(
-        "Name of the GGUF file to load, where MODEL holds several.", metavar="NAME"
+        "Name of the GGUF file to load, if MODEL holds several.", metavar="NAME"
     )
     revision: str | None = model_option("Branch, tag or commit on the hub.")
     offline: bool = model_option("Do not ask the hub.", default=False)
@@ -49,7 +49,7 @@ class ModelOptions(Options):
 
     @property
     def name(self) -> str:
-        """The MODEL argument; "demo" where there is none."""
+        """The MODEL argument, or "demo"."""
         return self.model or "demo"
 
     @property
@@ -60,7 +60,7 @@ class ModelOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(Options):
-    """Which device."""
+    """The device."""
 
     device: str = model_option(
         "auto, cpu, cuda, cuda:N or mps.", default="auto", pattern=r"auto|cpu|mps|cuda(:\d+)?"
@@ -69,7 +69,7 @@ class DeviceOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions(DeviceOptions):
-    """Where the weights go."""
+    """The placement of the weights."""
 
     device_map: str | None = model_option(
         "Spread the model over devices: auto, balanced, balanced_low_0 or sequential.",
@@ -79,7 +79,7 @@ class PlacementOptions(DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(DeviceOptions):
-    """How a step is run."""
+    """The kernels of a step."""
 
     attention: str = model_option(
         "auto (the fastest here), reference, sdpa, flash or triton.",
@@ -90,7 +90,7 @@ class StepOptions(DeviceOptions):
         "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU."
     )
     batch_invariant: bool = model_option(
-        "On a CPU: compute a token's logits alike, bit for bit, whatever its step holds beside it.",
+        "CPU only: bitwise identical logits regardless of the width of a step.",
         default=False,
     )
     kernels: bool = model_option(
@@ -112,7 +112,7 @@ class StepOptions(DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions(PlacementOptions, StepOptions, ModelOptions):
-    """What a session is opened from, besides its drafts."""
+    """The options for opening a session, without those of drafts."""
 
     max_context: int | None = option(
         "Length",

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from ..decoder.config import LookaheadConfig
 from ..errors import UsageError
-from ..specs.memory import ModelSpec
+from ..models.memory import ModelSpec
 from . import user
 from .derive import derive, for_experts
 from .schema import Profile, Setting, dump, parse
 
 if TYPE_CHECKING:
-    from ..specs.device import Device
+    from ..models.device import Device
 
 __all__ = ["Profile", "Setting", "dump", "parse"]
 
@@ -66,43 +66,60 @@ class Choice:
 
 
 @cache
+def _files() -> dict[str, str]:
+    """Return the names of the profiles that come with this program, each with its file's."""
+    names = sorted(file.name for file in resources.files(__name__).iterdir())
+    return {name.removesuffix(".toml"): name for name in names if name.endswith(".toml")}
+
+
+@cache
+def _shipped(name: str) -> Profile:
+    """Read one profile that comes with this program."""
+    return parse(name, (resources.files(__name__) / _files()[name]).read_text(encoding="utf-8"))
+
+
 def shipped() -> dict[str, Profile]:
-    """The profiles that come with this program, by name."""
-    files = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".toml"))
-    found = ((f.name.removesuffix(".toml"), f.read_text(encoding="utf-8")) for f in files)
-    return {name: parse(name, text) for name, text in sorted(found)}
+    """Return all profiles that come with this program, by name."""
+    return {name: _shipped(name) for name in _files()}
 
 
 def every(own: list[Profile]) -> dict[str, Profile]:
-    """All profiles by name; the user's `own` replace shipped ones."""
+    """Return all profiles by name; the user's `own` replace shipped ones."""
     return shipped() | {profile.name: profile for profile in own}
 
 
 def names() -> list[str]:
-    """The names of all profiles: shipped ones and the user's own."""
-    return sorted({*shipped(), *user.names()})
+    """Return the names of all profiles: shipped ones and the user's own."""
+    return sorted({*_files(), *user.names()})
 
 
 def read(name: str) -> Profile:
-    """A profile by its name; the user's own replaces a shipped one; UsageError if none is valid."""
+    """Return the profile of a name; the user's own replaces a shipped one.
+
+    Raises:
+        UsageError: there is none, or it is not valid.
+    """
     if name in user.names():
         return user.read(name)
-    if name not in shipped():
+    if name not in _files():
         raise UsageError(f"unknown profile {name!r}; known profiles: {', '.join(names())}")
-    return shipped()[name]
+    return _shipped(name)
 
 
 def usual(device: Device, own: list[Profile]) -> Profile | None:
-    """The profile for a device, whatever the model; None for a GPU that no profile knows.
+    """Return the profile for a device, whatever the model; None for a GPU that no profile knows.
 
     A user's profile whose `devices` name the GPU or processor comes first, then a shipped one that
-    does.  Any other processor has `cpu`, and an Apple GPU `apple`.
+    does.  Any other processor has `cpu`, and an Apple GPU `apple`.  Only files for such a kind of
+    device are read.
     """
-    known, named = every(own), (device.label, device.memory)
+    by_kind, mine = _BY_KIND[device.kind], {profile.name: profile for profile in own}
     on_cpu = device.kind == "cpu"
-    others = [each for each in known.values() if each.name.startswith("cpu") == on_cpu]
-    found = recognise(*named, own) or recognise(*named, others)
-    return found if found or device.kind == "cuda" else known[_BY_KIND[device.kind]]
+    others = [name for name in _files() if name.startswith("cpu") == on_cpu and name not in mine]
+    named = device.label, device.memory
+    if profile := recognise(*named, own) or recognise(*named, map(_shipped, others)):
+        return profile
+    return None if device.kind == "cuda" else mine.get(by_kind) or _shipped(by_kind)
 
 
 def recognise(label: str, memory: float, profiles: Iterable[Profile]) -> Profile | None:
@@ -152,25 +169,25 @@ def select(
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.
     """
-    own, notices = user.read_all()
-    known = usual(device, own)
     if name:
         profile, notices = read(name), []
-        if not _is_for(profile, device, known):
+        if not _is_for(profile, device):
             whose = f"profile {name} was made for {profile.description}"
             notices = [f"{whose}; its costs are not this machine's"]
         return replace(choose(profile, spec, None, notices, captured), named=True)
+    own, notices = user.read_all()
+    known = usual(device, own)
     if known is None:
-        known = every(own)[_BY_KIND[device.kind]]
+        known = read(_BY_KIND[device.kind])
         notices.append(unknown(device))
     return choose(known, spec, known, notices, captured)
 
 
-def _is_for(profile: Profile, device: Device, known: Profile | None) -> bool:
+def _is_for(profile: Profile, device: Device) -> bool:
     """Whether a profile is for a device, for all that its file says."""
     if profile.devices:
         return recognise(device.label, device.memory, [profile]) is not None
-    return profile == known or profile.place != "shipped"
+    return profile.place != "shipped" or profile.name == _BY_KIND[device.kind]
 
 
 def unknown(device: Device) -> str:

@@ -14,8 +14,8 @@ from itertools import accumulate
 
 from ..decoder.config import CAPTURED_WIDTHS, WITHOUT_WINDOW, LookaheadConfig
 from ..decoder.step_cost import StepCost
-from ..specs.device import Rates
-from ..specs.memory import ModelSpec
+from ..models.device import Rates
+from ..models.memory import ModelSpec
 
 CONTEXTS = (1024, 4096, 16384)
 SKINNY = 0.75

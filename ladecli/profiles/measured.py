@@ -21,14 +21,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import files
 from ..errors import LadeError
-from ..specs.model_files import version
+from ..models.model_files import version
 from . import user
 from .schema import Positive
 
 if TYPE_CHECKING:
     from ..decoder.decoder import Decoder
-    from ..specs.device import Device
-    from ..specs.memory import ModelSpec
+    from ..models.device import Device
+    from ..models.memory import ModelSpec
 
 SHARE, LEAST = 0.1, 0.15
 """The share of a load's time that a measurement may take, or so many seconds of a short load; a

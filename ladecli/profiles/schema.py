@@ -13,8 +13,8 @@ from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..errors import UsageError, flaw
 from ..files import parse_toml
-from ..specs.device import Rates
-from ..specs.memory import ModelSpec
+from ..models.device import Rates
+from ..models.memory import ModelSpec
 
 VALUES = tuple(field.name for field in fields(LookaheadConfig))
 """What a setting gives."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import UsageError, counted
-from ..specs.model_files import version
+from ..models.model_files import version
 from .schema import Profile, parse
 
 if TYPE_CHECKING:
-    from ..specs.device import Device
+    from ..models.device import Device
 
 _PACKAGES = {"torch": "torch", "transformers": "transformers", "lade": "ladecli"}
 """What a measurement depends on, and the names of the packages."""

@@ -17,11 +17,10 @@ from ..decoder.errors import DeviceLostError, RankError
 from ..errors import LadeError, UsageError, counted, describe_error, one_line, printable
 from ..events import Piece
 from ..metrics import Tally
+from ..models.find import absolute
 from ..options.answer import REPLY_TOKENS, ChatRequest
 from ..session import opening
 from ..session.conversation import Conversation, Message
-from ..session.setup import choose_profile
-from ..specs import hub
 from ..trace import record
 from ..view import screen
 from ..view.live import reply_view
@@ -32,7 +31,7 @@ from .journal import Journal, KeptChat
 from .reader import Reader, escape
 
 if TYPE_CHECKING:
-    from ..profiles import Choice
+    from ..profiles import Choice, select
     from ..session.session import Session, Settings
 
 
@@ -121,7 +120,7 @@ class Chat:
         if self.journal is None:
             return False
         try:
-            self.journal.record(conversation, hub.absolute(self.request.name))
+            self.journal.record(conversation, absolute(self.request.name))
             return True
         except LadeError as error:  # such as a full disk: the next change is a new try
             if not self._lost:
@@ -353,9 +352,8 @@ class Chat:
 
     def _choose_profile(self, request: ChatRequest) -> Choice:
         """Return the settings that the profile of a request has for this model."""
-        loaded = self.session.loaded
-        split = loaded.placement.split > 1
-        choice = choose_profile(request.profile, request, loaded.device, loaded.part, split)
+        loaded, captured = self.session.loaded, self.session.setup.no_graphs_reason is None
+        choice = select(request.profile, loaded.device, loaded.part, captured)
         return choice.priced(self.session.step_seconds)
 
     def toggle_colors(self) -> None:

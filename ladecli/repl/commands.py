@@ -19,8 +19,9 @@ from .. import files
 from ..decoder.config import SOURCES
 from ..errors import UsageError, counted, printable
 from ..metrics import total
+from ..models.find import find
+from ..options.model import ModelOptions
 from ..session.conversation import Conversation
-from ..specs import adapters
 from ..visualize import style_of
 from .chat import Chat
 from .compare import compare_again
@@ -307,7 +308,7 @@ def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
 @command("/model NAME")
 def model(chat: Chat, name: str) -> None:
     """Go on with another model."""
-    adapters.check(name, offline=chat.request.offline)
+    find(ModelOptions(model=name, offline=chat.request.offline))
     chat.successor, chat.leaving = name, True
 
 

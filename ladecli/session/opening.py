@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import UsageError
+from ..models import device
+from ..models.find import ModelFiles, find
 from ..options.drafting import DraftOptions
-from ..specs import device
 from ..view.terminal import Terminal
 from .chat_template import check_template
 from .place import assign_device, find_place
@@ -23,13 +24,14 @@ from .setup import check_device, check_options, decide
 if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
     from ..decoder.ranks.transport import DistributedTransport
+    from ..models.fit import PlannedModel
     from ..options.answer import AnswerOptions, RankedOptions, TemplateChoice, TemplateOptions
     from ..options.model import SessionOptions
     from ..profiles import Choice
     from .session import Session, Settings
 
 Loader: TypeAlias = "Callable[[DistributedTransport | None], Session]"
-"""Loads a planned model; each rank of several gives its way to the others."""
+"""Loads a planned model; each rank of several passes it its connection to the others."""
 _SILENT = Terminal(quiet=True)
 
 
@@ -45,9 +47,9 @@ def open_session(
 
     Args:
         options: which model, where it goes and how its steps are run; checked.
-        terminal: where progress and notices are shown.
+        terminal: shows progress and notices.
         drafts: how they are made; as the profile has it by default.
-        template: of all prompts, if they have one: refused early where it is broken.
+        template: of all prompts, if they have one: a broken one is refused early.
         bars: whether a download shows its progress where nothing else does.
 
     Raises:
@@ -55,18 +57,18 @@ def open_session(
     """
     began = time.perf_counter()
     with terminal.progress(f"starting {options.name}"):
-        check(options, template)
+        files = check(options, template)
         _import_libraries()
-    session = _plan(options, drafts or DraftOptions(), terminal, bars=bars)(None)
+    session = _plan(options, drafts or DraftOptions(), terminal, files, bars=bars)(None)
     session.load_seconds = time.perf_counter() - began
     return session
 
 
 @contextlib.contextmanager
 def open_with_ranks(request: RankedOptions, terminal: Terminal) -> Iterator[Session]:
-    """Open a session with as many ranks as were asked for, which end with it.
+    """Open a session with as many ranks as the request asks for, which end with it.
 
-    Arguments and errors as for `open_session`; RankError if ranks do not find each other.
+    Arguments and errors are as for `open_session`; RankError if ranks do not find each other.
     """
     place = find_place(request)  # what ranks cannot do has nothing to do with this machine
     if place.size == 1:
@@ -77,13 +79,12 @@ def open_with_ranks(request: RankedOptions, terminal: Terminal) -> Iterator[Sess
     with contextlib.ExitStack() as stack:
         began = time.perf_counter()
         with terminal.progress(f"starting {request.name}"):
-            check(request, request)
+            files = check(request, request)
             notices = parallel.check_number(request, place)
             ranks = stack.enter_context(parallel.start_ranks(request, place, plan_rank))
             own = assign_device(request, place)
-            _import_libraries()
         # What is wrong with the request is reported before other ranks are waited for.
-        load = plan_rank(own, place.local_size, terminal)
+        load = plan_rank(own, place.local_size, terminal, files)
         terminal.say(*notices)
         with terminal.progress("starting the other ranks"):
             parallel.connect(ranks, own)
@@ -96,28 +97,38 @@ def plan_rank(
     request: RankedOptions,
     local_size: int,
     terminal: Terminal = _SILENT,
+    files: ModelFiles | None = None,
 ) -> Loader:
-    """Plan the session of one of several ranks, of which `local_size` share this machine; what is
-    returned loads it."""
-    _import_libraries()
-    return _plan(request, request, terminal, request.split, local_size)
+    """Return a function that loads the session of one of several ranks, of which `local_size` share
+    this machine; `files` are those that `check` found."""
+    with terminal.progress(f"starting {request.name}"):
+        files = files or find(request)
+        _import_libraries()
+    return _plan(request, request, terminal, files, request.split, local_size)
 
 
 def _plan(
     options: SessionOptions,
     drafts: DraftOptions,
     terminal: Terminal,
+    files: ModelFiles,
     split: int = 1,
     local_size: int | None = None,
     bars: bool = False,
 ) -> Loader:
-    """Find a model, which is `split` over ranks, and read its configuration; what is returned
-    loads it.  Without a `local_size` there are no ranks; else as for `open_session`."""
-    from .. import models
+    """Read the configuration of a model, and return a function that loads it.
+
+    The model is `split` over ranks; without a `local_size` there are none.  Other arguments are as
+    for `open_session`.
+    """
+    from ..models.describe import describe
+    from ..models.fit import fit
 
     bars = sys.stderr.isatty() and (bars or not terminal.quiet)
-    with _spinner(terminal, options.name):
-        planned = models.plan(options.name, options, options, split=split, progress=bars)
+    # A download shows bars, which a spinner would spoil.
+    line = f"loading {files.base}" if files.folder is not None else None
+    with terminal.progress(line):
+        planned = fit(describe(files, progress=bars), options, split)
         check_device(options, planned.device, planned.part, split > 1)
     if local_size and (why := planned.facts.no_trees):
         raise UsageError(
@@ -125,95 +136,88 @@ def _plan(
             " cannot share; leave --parallel out"
         )
 
-    def load(ranks: DistributedTransport | None) -> Session:
-        from . import bigrams
-        from .session import Session
+    return partial(_load, options, drafts, terminal, planned, line, local_size or 1, bars)
 
+
+def _load(
+    options: SessionOptions,
+    drafts: DraftOptions,
+    terminal: Terminal,
+    planned: PlannedModel,
+    line: str | None,
+    local_size: int,
+    bars: bool,
+    ranks: DistributedTransport | None,
+) -> Session:
+    """Load a planned model; each of several ranks, `local_size` of them here, calls this."""
+    from ..models import load as models
+    from . import bigrams
+    from .session import Session
+
+    if ranks:
+        from . import parallel
+
+    split = planned.placement.split > 1
+    began = time.perf_counter()
+    with terminal.progress(line) as say:
+        setup = decide(options, drafts, planned, ranks, local_size)
+        loaded = models.load(planned, need=setup.need, progress=bars)
         if ranks:
-            from . import parallel
-        began = time.perf_counter()
-        with _spinner(terminal, planned.parts.base) as say:
-            setup = decide(options, drafts, planned, ranks, local_size or 1)
-            loaded = models.load(planned, need=setup.need, progress=bars)
-            if ranks:
-                parallel.compare_loaded(loaded, ranks)
-            say("preparing the weights")
+            parallel.compare_loaded(loaded, ranks)
+        say("preparing the weights")
 
-            def on_layer(done: int, layers: int) -> None:
-                share = f"{100 * done // layers} %" if done < layers else "the head, and a trial"
-                say(f"preparing the weights: {share}")
+        def on_layer(done: int, layers: int) -> None:
+            share = f"{100 * done // layers} %" if done < layers else "the head, and a trial"
+            say(f"preparing the weights: {share}")
 
-            session = Session(loaded, setup, on_layer)
-            if drafts.strategy == "lookahead":
-                seconds = time.perf_counter() - began
-                if not ranks or (ranks.rank == 0 and split == 1):  # others take the leader's
-                    say("measuring steps")
-                    session.measure(seconds)
-                longer = min(bigrams.SHARE * seconds, bigrams.MOST)
-                say("preparing drafts")
-                # Several ranks would all have to ask the same.
-                session.know(bigrams.bigrams_of(session, 0.0 if ranks else longer))
-        terminal.say(*session.notices)
-        if ranks:
-            parallel.join(session, ranks, split=split > 1)
-        return session
-
-    return load
+        session = Session(loaded, setup, on_layer)
+        if drafts.strategy == "lookahead":
+            seconds = time.perf_counter() - began
+            if not ranks or (ranks.rank == 0 and not split):  # others take the leader's
+                say("measuring steps")
+                session.measure(seconds)
+            longer = min(bigrams.SHARE * seconds, bigrams.MOST)
+            say("preparing drafts")
+            # Several ranks would all have to ask the same.
+            session.know(bigrams.bigrams_of(session, 0.0 if ranks else longer))
+    terminal.say(*session.notices)
+    if ranks:
+        parallel.join(session, ranks, split=split)
+    return session
 
 
-def check(options: SessionOptions, template: TemplateOptions | None = None) -> None:
-    """Refuse what shows without torch, before that is imported, which takes seconds.
+def check(options: SessionOptions, template: TemplateOptions | None = None) -> ModelFiles:
+    """Find a model and refuse what cannot be, before torch is imported, which takes seconds.
 
     Raises:
         LadeError, ConfigError: with a line for the user.
     """
-    from ..specs import adapters, model_files
-
-    folder = adapters.check(
-        options.name,
-        options.adapters,
-        options.gguf_file,
-        options.revision,
-        offline=options.offline,
-    )
+    files = find(options)
     if (here := device.predict_device(options.device)) is not None:
         check_options(options, here)
-    if folder is not None and template is not None:
-        with model_files.naming(options.name):
-            known = model_files.chat_templates(folder)
+    if template is not None and (known := files.chat_templates()) is not None:
         # Only of a GGUF file it is clear that nothing else brings a template.
-        if (choice := template.template(bool(known) or folder.is_dir())) is not None:
+        unsure = files.header is None or files.tokenizer is not None
+        if (choice := template.template(bool(known) or unsure)) is not None:
             check_template(known, choice)
+    return files
 
 
 def _import_libraries() -> None:
     """Import torch, transformers and what stands on them, which takes seconds."""
     device.set_variables()
     first = "torch" not in sys.modules
-    for name in ("..models", ".session", ".bigrams"):
+    for name in ("..models.load", ".session", ".bigrams"):
         import_module(name, __package__)
     if first:
         gc.freeze()  # modules stay: the garbage collector need not look at them again
 
 
-def _spinner(
-    terminal: Terminal, name: str
-) -> contextlib.AbstractContextManager[Callable[[str], None]]:
-    """A spinner; but a download shows bars of its own, which that would spoil."""
-    from ..specs import hub
-
-    source = hub.resolve(name)
-    local = Path(source).exists() or hub.folder_of(source) is not None
-    if not local:
-        return contextlib.nullcontext(lambda _stage: None)
-    return terminal.progress(f"loading {name}")
-
-
 def limited(
     request: AnswerOptions, settings: Settings, session: Session, prompt: Sequence[int]
 ) -> Settings:
-    """Return how to answer a prompt: unless the user set a limit of new tokens, the model's own
-    holds if it is lower than the default."""
+    """Return the settings for a prompt: unless the user set a limit of new tokens, the model's own
+    limit holds if it is lower than the default."""
     own = session.loaded.defaults.length_limit(len(prompt))
     if own is None or "max_new_tokens" in request.origins:
         return settings
@@ -227,13 +231,13 @@ def settings_of(
     sampling: SamplingConfig,
     template: TemplateChoice | None = None,
 ) -> Settings:
-    """How to decode one answer; where sampling needs a seed and has none, it draws one.
+    """Return how to decode one answer; sampling that needs a seed and has none draws one.
 
     Args:
         request: of the user.
         choice: the profile's settings.
-        sampling: what holds where the request has none.
-        template: of the conversation; None where texts are continued as they are.
+        sampling: the defaults for what the request leaves open.
+        template: of the conversation; None if texts are continued as they are.
     """
     from .session import Settings
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, UsageError, describe_error
+from ..models import device
 from ..options.answer import RankedOptions
-from ..specs import device
 from ..view.terminal import handling
 from .place import Place, assign_device, find_place, read_torchrun
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..decoder.drafting.store import DraftStore
     from ..decoder.ranks.executors import Ranks
     from ..decoder.ranks.transport import DistributedTransport
-    from ..models import LoadedModel
+    from ..models.load import LoadedModel
     from .session import Session, Settings
 
 Planner = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]

@@ -68,7 +68,7 @@ def assign_device(request: RankedOptions, place: Place) -> RankedOptions:
     Raises:
         UsageError: there are not enough GPUs.
     """
-    from ..specs import device
+    from ..models import device
 
     request = replace(request, parallel=place.size)
     if device.detect(request.device).kind != "cuda":

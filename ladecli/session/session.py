@@ -18,7 +18,7 @@ from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
 from ..events import TextEvent
-from ..models import LoadedModel
+from ..models.load import LoadedModel
 from ..options.answer import TemplateChoice
 from ..profiles import Choice, measured
 from .chat_template import ChatMessage, ChatTemplate, text_of

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from .. import profiles
 from ..decoder.config import check_attention, chunk_on
 from ..errors import UsageError
+from ..models import device as machine
+from ..models import memory, placement
 from ..options.declare import CONFIG_FILE
-from ..specs import device as machine
-from ..specs import memory, placement
 
 if TYPE_CHECKING:
     from ..decoder.ranks.transport import DistributedTransport
-    from ..models import PlannedModel
+    from ..models.device import Device
+    from ..models.fit import PlannedModel
+    from ..models.memory import ModelSpec
     from ..options.drafting import DraftOptions
     from ..options.model import SessionOptions, StepOptions
-    from ..specs.device import Device
-    from ..specs.memory import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Setup:
     """How a model is decoded, decided before its weights are read."""
 
     attention: Attention = Attention("auto", "the fastest one here")
-    no_graphs_reason: str | None = None  # why steps are not captured; None where they are
-    choice: profiles.Choice | None = None  # what the profile says; None where none was asked
+    no_graphs_reason: str | None = None  # why steps are not captured; None if they are
+    choice: profiles.Choice | None = None  # the profile's settings; None without one
     context: int | None = None  # the most tokens of a text; None for what the model was made for
-    need: memory.Need | None = None  # bytes that decoding takes, the weights included
+    need: memory.MemoryNeed | None = None  # bytes that decoding takes, the weights included
     store_twice: bool = True  # whether weights on a CPU may be stored twice, for speed
     kernels: bool = True  # whether Triton kernels may be used
-    memory_notice: str | None = None  # where memory has no room for all of the context
+    memory_notice: str | None = None  # if memory has no room for all of the context
     effects: tuple[str, ...] = ()  # lines about options that do nothing, or more than they say
 
     @property
@@ -61,28 +61,28 @@ def decide(
 
     Raises:
         LoadError: the model does not fit into memory.
-        UsageError: a context or steps that were asked for do not; the message says what does.
+        UsageError: the context or the steps that the user asks for do not; the message says which
+            fit.
     """
-    device, shape, split = planned.device, planned.part, planned.placement.split > 1
-    options, effects = _without_effect(options, planned)
+    device, shape, facts = planned.device, planned.part, planned.facts
+    options, effects = _effective(options, planned)
     attention = choose_attention(options, device, shape)
     if ranks is not None:
         attention = ranks.gather(attention)[0]
-    no_graphs = why_no_graphs(options, device, split)
-    choice = choose_profile(drafts.profile, options, device, shape, split)
+    no_graphs = why_no_graphs(options, device, planned.placement.split > 1)
+    choice = profiles.select(drafts.profile, device, shape, no_graphs is None)
     base = choice.base(drafts.wants_paper)
-    facts = planned.facts
-    asked = memory.Asked(
+    request = memory.MemoryRequest(
         longest=facts.context if options.max_context is None else facts.most_context,
-        wanted=options.max_context,
+        context_option=options.max_context,
         width=1 if drafts.strategy == "autoregressive" else drafts.lookahead(base).step_limit,
         attention=attention.name,
         captured=no_graphs is None and options.device_map is None,
         chunk=chunk_on(device.kind),
-        in_float32=_in_float32(planned),
+        in_float32=planned.in_float32,
     )
-    free, context, notice = _find_room(planned, asked, sharing)
-    need = asked.need(shape, context)
+    free, context, notice = _find_room(planned, request, sharing)
+    need = request.need(shape, context)
     # A head that shares the embedding's weight has another form beside it.
     twice = 2 * need.weights + need.cache + need.step <= memory.usable(free)
     if ranks is not None:
@@ -98,53 +98,36 @@ def decide(
         store_twice=twice,
         kernels=options.kernels,
         memory_notice=notice,
-        effects=(*effects, *drafts.side_effects(base), *_limit_notice(options, planned)),
+        effects=(*effects, *drafts.side_effects(base)),
     )
 
 
-def _without_effect(
-    options: SessionOptions, planned: PlannedModel
-) -> tuple[SessionOptions, list[str]]:
-    """The options but for --batch-invariant where it does nothing, and a line that says so: its
-    slower attention would give nothing for its time."""
-    if not options.batch_invariant or (why := why_not_invariant(planned)) is None:
-        return options, []
-    line = f"--batch-invariant does nothing here: {why}"
-    return replace(options, batch_invariant=False), [line]
-
-
-def _limit_notice(options: SessionOptions, planned: PlannedModel) -> list[str]:
-    """A line about a limit of the context that is none; in the config file it is for all models."""
-    most, wanted = planned.facts.most_context, options.max_context
-    if wanted is None or wanted <= most or options.origins.get("max_context") == CONFIG_FILE:
-        return []
-    return [
-        f"--max-context {wanted:,} is more than {planned.name} has: texts end at {most:,} tokens"
-    ]
-
-
-def _in_float32(planned: PlannedModel) -> bool:
-    """Whether a CPU keeps activations, keys and values of a model in float32, whatever its
-    weights are."""
-    from ..decoder.backends.cpu_layouts import computed_in
-
-    place = planned.placement
-    if planned.device.kind != "cpu" or not place.is_ours(planned.facts):
-        return False
-    plain = planned.spec.weights in memory.FULL
-    return place.own_int8 or (plain and computed_in(planned.dtype).itemsize == 4)
+def _effective(options: SessionOptions, planned: PlannedModel) -> tuple[SessionOptions, list[str]]:
+    """Return the options without a --batch-invariant that does nothing but take time, and a line
+    about each option that does nothing."""
+    lines = []
+    if options.batch_invariant and (why := why_not_invariant(planned)) is not None:
+        lines.append(f"--batch-invariant does nothing here: {why}")
+        options = replace(options, batch_invariant=False)
+    most, asked = planned.facts.most_context, options.max_context
+    # In the config file the limit is for all models.
+    if asked and asked > most and options.origins.get("max_context") != CONFIG_FILE:
+        lines.append(
+            f"--max-context {asked:,} is more than {planned.name} has: texts end at {most:,} tokens"
+        )
+    return options, lines
 
 
 def _find_room(
-    planned: PlannedModel, asked: memory.Asked, sharing: int
+    planned: PlannedModel, request: memory.MemoryRequest, sharing: int
 ) -> tuple[float, int, str | None]:
-    """Bytes that are free on the model's one device (0 for several), the most tokens of context
-    that memory has room for, and a notice; `sharing` is as for `decide`."""
+    """Return the bytes that are free on the model's one device (0 for several), the most tokens of
+    context that memory has room for, and a notice; `sharing` is as for `decide`."""
     name, device = planned.name, planned.device
     if planned.placement.device_map is not None:
-        return 0.0, *memory.spread(name, planned.spec, *placement.free_bytes(), asked)
+        return 0.0, *memory.spread(name, planned.spec, *placement.free_bytes(), request)
     free = machine.free_memory(device) / (1 if device.kind == "cuda" else sharing)
-    room = memory.room(name, planned.part, free, asked, where=device.label, kind=device.kind)
+    room = memory.room(name, planned.part, free, request, where=device.label, kind=device.kind)
     return free, *room
 
 
@@ -168,8 +151,8 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
 
 
 def why_not_invariant(planned: PlannedModel) -> str | None:
-    """Say why steps of a model are not batch-invariant, as far as its configuration tells; None
-    where they can be."""
+    """Say why steps of a model are not batch-invariant, as far as its configuration tells; None if
+    they can be."""
     from ..decoder.backends.cpu_layouts import packs, rows_alike
 
     place, spec = planned.placement, planned.spec
@@ -186,7 +169,7 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
 
 
 def why_no_graphs(options: StepOptions, device: Device, split: bool = False) -> str | None:
-    """Say why steps are not captured as CUDA graphs, as far as a device tells; None where they are.
+    """Say why steps are not captured as CUDA graphs, as far as a device tells; None if they are.
 
     `split` is whether each of several ranks holds a part of the model.
     """
@@ -200,8 +183,8 @@ def why_no_graphs(options: StepOptions, device: Device, split: bool = False) -> 
 
 
 def check_options(options: StepOptions, device: Device, split: bool = False) -> None:
-    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be on a device,
-    as far as that shows without torch."""
+    """Refuse an attention backend or CUDA graphs that a device cannot have, as far as that shows
+    without torch."""
     why = why_no_graphs(options, device, split)
     if options.cuda_graphs and why is not None:
         raise UsageError(f"no CUDA graphs: {why}; leave cuda-graphs out")
@@ -209,17 +192,9 @@ def check_options(options: StepOptions, device: Device, split: bool = False) -> 
 
 
 def check_device(options: StepOptions, device: Device, shape: ModelSpec, split: bool) -> None:
-    """The same where the device is known for sure, and the model."""
+    """Refuse the same, and an attention backend that does not work for this model."""
     check_options(options, device, split)
     if options.attention in ("flash", "triton"):  # which do not work everywhere
         from ..decoder.backends.attention import choose_backend
 
         choose_backend(options.attention, *machine.in_torch(device, shape.compute))
-
-
-def choose_profile(
-    name: str | None, options: StepOptions, device: Device, shape: ModelSpec, split: bool = False
-) -> profiles.Choice:
-    """Choose the settings for a model, by the profile of a name or by that of a device."""
-    captured = why_no_graphs(options, device, split) is None
-    return profiles.select(name, device, shape, captured)

@@ -1,1 +1,1 @@
-"""What is kept of an answer: its trace, replayed and inspected, and its picture."""
+"""Traces of answers: recorded, replayed and inspected."""

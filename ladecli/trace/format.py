@@ -55,7 +55,7 @@ class Spellings:
 
 
 def _event(line: Any) -> Any:
-    """The kind of event on a line; None without one."""
+    """Return the kind of event on a line, or None."""
     return line.get("event") if isinstance(line, dict) else None
 
 
@@ -115,7 +115,7 @@ class Trace:
         return tuple(event for event in self.events if isinstance(event, TextStep))
 
     def spell(self, token: int) -> str:
-        """The text of a token, or its id in angle brackets where the trace does not have it."""
+        """Return the text of a token, or its id in angle brackets if the trace lacks it."""
         return self.spellings.get(token, f"<{token}>")
 
 
@@ -175,7 +175,7 @@ class TraceWriter:
 
     def _write_line(self, line: TextEvent | Spellings) -> None:
         values = asdict(line)
-        # Of this run alone, and what no trace asks for.
+        # No trace needs these.
         for name in ("times", "logprobs", "figures"):
             values.pop(name, None)
         for holder in (values, *values.get("pieces", ())):
@@ -197,7 +197,7 @@ class TraceWriter:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a file.
+    """Read the trace in a file.
 
     Raises:
         UsageError: it cannot be read; the message names the file, the line and the fix.

@@ -20,8 +20,8 @@ def check(request: FileOptions, answers: int = 1) -> None:
     """Refuse files that cannot be written, or would replace each other or a file that is read.
 
     Args:
-        request: names them.
-        answers: each of which has files of its own.
+        request: the files.
+        answers: how many there are; every answer has files of its own.
 
     Raises:
         UsageError: the message names the option and the fix.
@@ -31,7 +31,7 @@ def check(request: FileOptions, answers: int = 1) -> None:
     ]
     if request.pool_file:
         written.append(("--pool-file", files.expanded(request.pool_file)))
-    taken = {files.expanded(name).resolve(): each for name, each in request.read_files.items()}
+    taken = {files.expanded(name).resolve(): read for name, read in request.read_files.items()}
     for option, path in written:
         files.check(path, option)
         if files.is_device(path):
@@ -42,7 +42,7 @@ def check(request: FileOptions, answers: int = 1) -> None:
 
 
 def _path(request: FileOptions, number: int) -> Path | None:
-    """The file of answer `number`: x.jsonl, x-2.jsonl, x-3.jsonl; a device takes all of them."""
+    """Return the file of answer `number`: x.jsonl, x-2.jsonl; a device takes all of them."""
     if not request.trace:
         return None
     path = files.expanded(request.trace)
@@ -61,11 +61,11 @@ def writers(
     """Return the writer of an answer's trace, if the request asks for one.
 
     Args:
-        request: names the file.
+        request: the file.
         session: the model at work.
         settings: how the answer is decoded.
         ids: the prompt.
-        number: of the answer, from 1 on; each has a file of its own.
+        number: of the answer, from 1 on.
     """
     if (path := _path(request, number)) is None:
         return []
@@ -83,7 +83,7 @@ def writers(
 
 
 def decoding(settings: Settings) -> dict[str, Any]:
-    """How an answer is decoded, as `--json` has it; None for what its strategy does not have."""
+    """Return the decoding settings for `--json`; None for those that the strategy lacks."""
     look, drafts = settings.lookahead, settings.strategy == "lookahead"
     values = {"window": look.window, "ngram": look.ngram, "guesses": look.guesses}
     values["budget"] = look.step_limit
@@ -95,6 +95,6 @@ def decoding(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """The settings of an answer as a header holds them."""
+    """Return the settings of an answer for a header."""
     sampling = asdict(settings.sampling)
     return decoding(settings) | sampling | {"max_new_tokens": settings.max_new_tokens}

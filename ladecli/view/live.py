@@ -40,6 +40,7 @@ class LiveView:
         tally: the figures; it has taken an event when this view does.
         renderer: sets the text; what is switched in it shows with the next drawing.
         max_context: the most tokens of prompt and reply together; 0 if unknown.
+        quiet: whether the row of figures stays empty.
         clock: seconds that never go back.
     """
 
@@ -50,11 +51,12 @@ class LiveView:
         renderer: MarkdownRenderer,
         *,
         max_context: int,
+        quiet: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._renderer = renderer
         self._tally = tally
-        self._max_context = max_context
+        self._max_context, self._quiet = max_context, quiet
         self._console = console
         self._clock = clock
         self._pieces: list[Piece] = []  # not rendered yet
@@ -96,6 +98,7 @@ class LiveView:
             # One cell less, or it could take two rows by itself.
             colours = self._renderer.colours
             status = status_line(self._tally, width - 1, self._max_context, colours)
+            status = Text() if self._quiet else status
             self._region = [unfinished.plain, status.plain]
             frame.append_text(unfinished).append("\n").append_text(status)
         with self._console as console:
@@ -108,8 +111,8 @@ def reply_view(
     terminal: Terminal, tally: Tally, renderer: MarkdownRenderer, max_context: int = 0
 ) -> View:
     """Return the live view, or a plain writer if stdout cannot be drawn on."""
-    if terminal.quiet or not sys.stdout.isatty() or is_dumb():
+    if not sys.stdout.isatty() or is_dumb():
         return terminal.writer(renderer.colours, renderer.reasoning)
     # "never" takes the colours away, and must not take the cursor's movements with them.
     console = terminal.console(sys.stdout, is_terminal=True)
-    return LiveView(console, tally, renderer, max_context=max_context)
+    return LiveView(console, tally, renderer, max_context=max_context, quiet=terminal.quiet)

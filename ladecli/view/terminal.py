@@ -107,13 +107,13 @@ class Terminal:
         console.print(statistics_line(tally, console.width, colours))
 
     @contextlib.contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show a spinner on stderr, if that is a terminal, while something takes long.
+    def progress(self, what: str | None) -> Iterator[Callable[[str], None]]:
+        """Show a spinner on stderr, if that is a terminal, while something takes long; or none.
 
         Yields:
             A function that takes the stage which has begun, in some words.
         """
-        if self.quiet or not sys.stderr.isatty():
+        if what is None or self.quiet or not sys.stderr.isatty():
             yield lambda _stage: None
             return
         from rich.text import Text

@@ -11,8 +11,8 @@ from ladecli.bench.measure import TRIES, WARM_UPS, Measurement
 from ladecli.bench.result import STOCK_COMPILED, Method
 from ladecli.bench.runners import Answer
 from ladecli.errors import LadeError
+from ladecli.models.device import Device
 from ladecli.session.text import TextDelta
-from ladecli.specs.device import Device
 
 DEVICE = Device("cpu", "cpu", "Test CPU")
 

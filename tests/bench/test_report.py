@@ -76,12 +76,6 @@ def test_the_headline_has_speed_and_equality() -> None:
     assert "162 of 162" in equality
 
 
-def test_a_speed_up_that_may_be_chance_is_marked() -> None:
-    made = result({"autoregressive": 1.0, "lookahead": 1.0})
-    assert "no clear difference" in document(made).headline[0]
-    assert "~1." in shown(made) or "~0." in shown(made)
-
-
 def test_answers_that_differ_are_in_the_headline() -> None:
     def change(each: Run) -> dict[str, object]:
         return {"digest": "other"} if (each.contender, each.row) == ("lookahead", "row-0") else {}

@@ -48,7 +48,8 @@ def test_equal_methods_seldom_differ_clearly(rows: int) -> None:
         seconds = {n: {str(r): [chance.gauss(1.0, 0.1)] for r in range(rows)} for n in "xy"}
         over = speedup(*(runs(name, each) for name, each in seconds.items()))
         assert over is not None
-        clear += over.clear
+        assert over.interval is not None
+        clear += not over.interval[0] <= 1.0 <= over.interval[1]
     assert clear <= 25  # 15 are expected at most
 
 
@@ -112,7 +113,6 @@ def test_figures_by_hand() -> None:
     assert (found.equal, found.compared) == (1, 1)
     assert found.speedup == Speedup(pytest.approx(20 / 55 * PLAIN_STEP), None)
     assert found.tokens_per_step == pytest.approx(36 / 24)
-    assert found.width == pytest.approx(63 / 21)
     assert found.tokens_per_second == pytest.approx(10 / 55)
     assert (found.first_seconds, found.step_median) == (2.0, 6.0)
     assert [each.tokens_per_step for each in figures_of(made, "code")] == [2.0]

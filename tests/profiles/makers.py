@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ladecli.models.device import Device
+from ladecli.models.memory import ModelSpec
 from ladecli.profiles import user
-from ladecli.specs.device import Device
-from ladecli.specs.memory import ModelSpec
 
 CPU = Device("cpu", "cpu", "AMD EPYC", 8 << 30, 1)
 A100 = Device("cuda", "cuda:0", "NVIDIA A100-SXM4-80GB", int(85e9))

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ladecli.decoder.step_cost import StepCost
+from ladecli.models.device import Rates
+from ladecli.models.memory import ModelSpec
 from ladecli.profiles.derive import (
     CAPTURED,
     LAUNCH,
@@ -15,8 +17,6 @@ from ladecli.profiles.derive import (
     fit_settings,
     step_seconds,
 )
-from ladecli.specs.device import Rates
-from ladecli.specs.memory import ModelSpec
 
 from . import makers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ladecli import profiles
+from ladecli.models.device import Device
 from ladecli.profiles import Profile
-from ladecli.specs.device import Device
 
 SHIPPED = profiles.shipped().values()
 

@@ -9,8 +9,8 @@ import pytest
 
 from ladecli import profiles
 from ladecli.errors import UsageError
+from ladecli.models.device import Device
 from ladecli.profiles import user
-from ladecli.specs.device import Device
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ladecli import profiles
+from ladecli.models.device import Device
 from ladecli.profiles import user
-from ladecli.specs.device import Device
 
 from ..hub_files import use_devices
 from .makers import A100, ACME, CPU, OWN, put

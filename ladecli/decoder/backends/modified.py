@@ -6,6 +6,8 @@ a trial showed about a model holds until its `fingerprint` changes.
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,10 @@ import torch
 from torch import nn
 
 _PLAIN = {type(None), bool, int, float, str}
-_ONE_SCALE = ("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")
+_UNREAD = {*vars(nn.Module())} - {
+    *("_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "training")
+}
+"""Attributes of torch that no forward reads; a change of `_modules` shows in other modules."""
 _LIBRARIES = {
     *("torch", "transformers", "transformers_modules", "accelerate", "peft", "bitsandbytes"),
     *("torchao", "gptqmodel", "auto_gptq", "awq", "hqq", "optimum", "compressed_tensors"),
@@ -42,18 +47,22 @@ def _is_of_library(function: Any) -> bool:
     """Return whether a function was written in one of the packages, whatever it wraps."""
     while isinstance(function, partial):  # accelerate replaces forwards by these
         function = function.func
-    names = getattr(function, "__globals__", {"__name__": type(function).__module__})
-    return names["__name__"].partition(".")[0] in _LIBRARIES
+    if (code := getattr(function, "__code__", None)) is None:  # an object that can be called
+        return type(function).__module__.partition(".")[0] in _LIBRARIES
+    packages = [sys.modules[name] for name in _LIBRARIES if name in sys.modules]
+    folders = [os.path.join(path, "") for package in packages for path in package.__path__]
+    return str(code.co_filename).startswith(tuple(folders))
 
 
 def why_not_drafted(model: nn.Module) -> str | None:
     """Return why only transformers' own decoding is right, in words; None if nothing is known."""
     # Prompts that peft learns are no tokens: it makes them when inputs are prepared.
-    prepare = vars(model).get("prepare_inputs_for_generation")
-    own = getattr(type(model), "prepare_inputs_for_generation", None)
-    if prepare is not None and getattr(prepare, "__func__", prepare) is not own:
+    name = "prepare_inputs_for_generation"
+    prepare = vars(model).get(name)
+    if prepare and getattr(prepare, "__func__", prepare) is not getattr(type(model), name, None):
         return "something else than its class prepares its inputs"
-    if any(type(module).__module__.startswith(_ONE_SCALE) for module in model.modules()):
+    one_scale = ("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")
+    if any(type(module).__module__.startswith(one_scale) for module in model.modules()):
         return "its 8-bit products depend on how many tokens a step has"
     return None
 
@@ -61,30 +70,35 @@ def why_not_drafted(model: nn.Module) -> str | None:
 def fingerprint(model: nn.Module) -> int:
     """Return a number that changes when anything that a forward may read is changed in a model.
 
-    That is hooks, forwards, configurations, modules, their parameters and buffers, and all other
-    attributes.  No weight is read: torch counts the changes of each.
+    No weight is read: torch counts the changes of each.
     """
-    marks: list[Any] = []
+    marks: list[Any] = [model.device]
+    configs: dict[int, Any] = {}
     for module in model.modules():
-        attributes = vars(module)
-        if "rope_type" in attributes:  # some of these change their frequencies in every forward
-            changing = ("_buffers", "max_seq_len_cached", "inv_freq")
-            attributes = {k: v for k, v in attributes.items() if not k.endswith(changing)}
-        marks.append((id(module), type(module), type(module).forward, _mark(attributes)))
-    configs = {id(c): c for m in model.modules() if (c := vars(m).get("config")) is not None}
-    return hash((*marks, *(_mark(vars(config)) for config in configs.values())))
+        own = vars(module)
+        if (config := own.get("config")) is not None:
+            configs[id(config)] = getattr(config, "__dict__", config)
+        # Some rotary frequencies change in every forward.
+        changing = ("_buffers", "max_seq_len_cached", "inv_freq") if "rope_type" in own else ()
+        marks += (id(module), type(module), type(module).forward)
+        marks += [
+            value if type(value) in _PLAIN else _mark(value)
+            for name, value in own.items()
+            if name not in _UNREAD and not name.endswith(changing)
+        ]
+    return hash((*marks, _mark(configs)))
 
 
 def _mark(value: Any) -> Any:
     """Return what tells a value from others: plain values, changes of tensors, else identity."""
     kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if isinstance(value, torch.Tensor):
-        # torch does not count the changes of tensors of inference mode
-        return id(value), value.dtype, value.device, value.is_inference() or value._version
     if isinstance(value, dict):
-        return tuple([(key, _mark(item)) for key, item in value.items()])
+        if not value:
+            return ()  # as most are
+        return tuple([(k, v if type(v) in _PLAIN else _mark(v)) for k, v in value.items()])
     if kind in (list, tuple, set, frozenset):
         return (kind, *map(_mark, value))
-    return id(value)
+    if isinstance(value, torch.Tensor):
+        # torch does not count the changes of tensors of inference mode
+        return id(value), value.dtype, value.is_inference() or value._version
+    return value if kind in _PLAIN else id(value)

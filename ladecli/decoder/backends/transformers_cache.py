@@ -187,10 +187,10 @@ class OwnCacheModel:
             if cache.held is None and not self._creates_cache:
                 cache.held = DynamicCache(config=self._config)
             given |= {self._name: cache.held, "use_cache": True}
-            if self._positions:  # as `generate` does: not every cache tells how long its text is
-                end = len(cache.text)
-                positions = torch.arange(end - len(tokens), end, device=tokens.device)
-                given["position_ids"] = positions[None]
+        if self._positions:  # as `generate` does: caches need not know a text's length, and some
+            end = len(cache.text)  # models count in another way by themselves
+            positions = torch.arange(end - len(tokens), end, device=tokens.device)
+            given["position_ids"] = positions[None]
         with frequencies_as_loaded(self._growing):
             found = self._model(input_ids=tokens[None], **given)
         if self._name is not None:

@@ -89,8 +89,7 @@ class RotaryTables:
         found = {}
         for kind in self.distinct:
             if is_long and self._facts.rope_grows:
-                with frequencies_as_loaded([self._module]):
-                    rows = self._made(kind, positions)
+                rows = self._made(kind, positions)
             else:
                 table = self._tables.get((kind, is_long))
                 if table is None or len(table) <= last_position:
@@ -118,7 +117,8 @@ class RotaryTables:
 
     def _made(self, kind: str, positions: Tensor) -> Tensor:
         """What the module makes of positions, [positions, 2, 1, n]."""
-        cos, sin = self._module(self._like, positions[None], *([kind] if kind else []))
+        with frequencies_as_loaded([self._module] if self._facts.rope_grows else []):
+            cos, sin = self._module(self._like, positions[None], *([kind] if kind else []))
         half = cos.shape[-1] // 2
         cos, sin = cos[0, :, :half], sin[0, :, :half]
         if self._interleaved:

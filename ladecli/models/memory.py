@@ -46,18 +46,18 @@ class ModelSpec:
 
     @property
     def value_bytes(self) -> int:
-        """Of one activation, key or value."""
+        """Bytes of one activation, key or value."""
         return 4 if self.compute == "float32" else 2
 
     @property
     def cache_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of the keys and values of one token."""
         alike = self.layers * (self.latent or 2 * self.kv_heads * self.head_size)
         return int((alike if self.cached is None else self.cached) * self.value_bytes)
 
     def exactness(self, *, invariant: bool = False) -> str:
-        """What can be claimed of a text under any strategy, in words; `invariant` is whether steps
-        are batch-invariant."""
+        """Say what holds for a text under any strategy; `invariant` is whether steps are
+        batch-invariant."""
         if invariant:
             return "bit for bit the logits of plain decoding, and so its text"
         if self.weights == "float32":
@@ -69,10 +69,8 @@ class ModelSpec:
         return f"the text of plain decoding but for near-ties: {why}"
 
     def shard(self, ranks: int, *, whole: float = 0.0, heads: bool = True) -> ModelSpec:
-        """What one rank holds under tensor parallelism.
-
-        Every rank has `whole` parameters, and its own attention heads where `heads`.
-        """
+        """Return the part of one rank under tensor parallelism: `whole` parameters are on every
+        rank, and with `heads` each rank has its own attention heads."""
         held = whole + (self.parameters - whole) / ranks
         met = min(whole, self.active)
         return replace(
@@ -89,7 +87,7 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """Bytes that decoding takes."""
 
     weights: float
@@ -103,16 +101,16 @@ class Need:
 
 
 def usable(free: float) -> float:
-    """The bytes of free memory that decoding may take."""
+    """Return the bytes of free memory that decoding may take."""
     return free * (1.0 - SPARE)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What there must be room for."""
+class MemoryRequest:
+    """A context and a way of running steps, which need memory."""
 
     longest: int  # tokens of context that the model is made for
-    wanted: int | None = None  # tokens of context asked for; None for as many as fit
+    context_option: int | None = None  # --max-context; None for as many tokens as fit
     width: int = 1  # the most tokens of a step
     attention: str = "sdpa"
     captured: bool = False  # whether steps are CUDA graphs
@@ -122,16 +120,16 @@ class Asked:
     @property
     def context(self) -> int:
         """The most tokens of a text, if there is room for it."""
-        return min(self.wanted or self.longest, self.longest)
+        return min(self.context_option or self.longest, self.longest)
 
     @property
     def least(self) -> int:
         """Tokens of context without which the model is of no use."""
         return min(self.context, LEAST_CONTEXT)
 
-    def need(self, spec: ModelSpec, context: int | None = None) -> Need:
-        """What decoding texts of at most `context` tokens takes, within about 10 %; by default of
-        as many as were asked for."""
+    def need(self, spec: ModelSpec, context: int | None = None) -> MemoryNeed:
+        """Return what decoding texts of at most `context` tokens takes, within about 10 %; all of
+        the request's by default."""
         context = self.context if context is None else context
         if self.in_float32:
             spec = replace(spec, compute="float32")
@@ -156,10 +154,10 @@ class Asked:
         others = max(prefill, copied * cached)
         # Captured steps are CUDA graphs, which keep their memory.
         held = others + step if self.captured else max(others, step)
-        return Need(spec.weight_bytes, slots * cached, held)
+        return MemoryNeed(spec.weight_bytes, slots * cached, held)
 
     def fitting(self, spec: ModelSpec, room: float) -> int:
-        """The longest context that bytes of memory have room for; 0 where that is of no use."""
+        """Return the longest context that fits into bytes of memory; 0 if that is of no use."""
         if self.need(spec).total <= room:
             return self.context
         lengths = range(self.least, self.context, 64)
@@ -171,60 +169,61 @@ def room(
     name: str,
     spec: ModelSpec,
     free: float,
-    asked: Asked,
+    request: MemoryRequest,
     *,
     where: str = "this machine",
     kind: str = "cpu",
 ) -> tuple[int, str | None]:
-    """The most tokens that a text may have in `free` bytes, and a notice where that is not all.
+    """Return the most tokens that a text may have in `free` bytes, and a notice if those are fewer
+    than the request's.
 
     `where` is the device and `name` the model, for messages; `kind` is of device.
 
     Raises:
         LoadError: the weights do not fit, or leave no room for a text.
-        UsageError: the wanted context does not fit; the message names one that does.
+        UsageError: --max-context does not fit; the message names one that does.
     """
     free = usable(free)
-    most = asked.fitting(spec, free)
-    if most == asked.context:
+    most = request.fitting(spec, free)
+    if most == request.context:
         return most, None
     if not most:
-        needed = asked.need(spec, asked.least).total
+        needed = request.need(spec, request.least).total
         forms = smaller_forms(spec, kind)
-        ways = ((flag, asked.need(form, asked.least).total) for flag, form in forms)
+        ways = ((flag, request.need(form, request.least).total) for flag, form in forms)
         fitting = (f"{flag} needs {format_bytes(size)}" for flag, size in ways if size <= free)
         fix = next(fitting, "take a smaller model, or free some memory")
         raise LoadError(
             f"{name} needs {format_bytes(needed)}, {format_bytes(needed - free)} more than the"
             f" {format_bytes(free)} that can be used on {where}; {fix}"
         )
-    need = asked.need(spec)
+    need = request.need(spec)
     line = (
-        f"{asked.context:,} tokens of context need {format_bytes(need.cache + need.step)} beside"
+        f"{request.context:,} tokens of context need {format_bytes(need.cache + need.step)} beside"
         f" the weights of {format_bytes(need.weights)}, and {format_bytes(free)} can be used on"
         f" {where}"
     )
-    if asked.wanted is not None:
+    if request.context_option is not None:
         raise UsageError(f"{line}; --max-context {most} fits")
     return most, f"{line}: texts end at {most:,} tokens"
 
 
 def spread(
-    name: str, spec: ModelSpec, gpus: Sequence[float], processor: float, asked: Asked
+    name: str, spec: ModelSpec, gpus: Sequence[float], processor: float, request: MemoryRequest
 ) -> tuple[int, str | None]:
-    """As `room`, for a model that is spread over devices.
+    """Return the same as `room` for a model that is spread over devices.
 
-    Weights for which GPUs have no room stay in the processor's memory, or on the disk, and are
+    Weights for which GPUs have no room stay in the processor's memory or on the disk, and are
     copied in every step.  `gpus` and `processor` are free bytes; without GPUs the processor
     computes.
     """
     where = counted(len(gpus), "GPU") if gpus else "this machine"
     kind, free = ("cuda", sum(gpus)) if gpus else ("cpu", processor)
-    if asked.fitting(spec, usable(free)):
-        return room(name, spec, free, asked, where=where, kind=kind)
+    if request.fitting(spec, usable(free)):
+        return room(name, spec, free, request, where=where, kind=kind)
     # Half of it for texts, so that there is room for weights that come and go.
     bare = replace(spec, parameters=0.0, weight_bytes=0.0, linear=0.0)
-    context, shorter = room(name, bare, free / 2, asked, where=where, kind=kind)
+    context, shorter = room(name, bare, free / 2, request, where=where, kind=kind)
     stay = "the processor's memory or the disk" if gpus else "the disk"
     notice = (
         f"the weights of {format_bytes(spec.weight_bytes)} do not fit on {where}: every step reads"
@@ -234,7 +233,7 @@ def spread(
 
 
 def smaller_forms(spec: ModelSpec, kind: str) -> list[tuple[str, ModelSpec]]:
-    """Options that make a model smaller, each with the spec that it gives, the largest first."""
+    """Return options that make a model smaller, each with its spec, the largest first."""
     forms = []
     if spec.weights == "float32":
         half = spec.weight_bytes - 2 * spec.parameters
@@ -254,7 +253,7 @@ def smaller_forms(spec: ModelSpec, kind: str) -> list[tuple[str, ModelSpec]]:
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes for people: "13.5 GB"."""
+    """Return a number of bytes for people: "13.5 GB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= 0.9995 * scale:  # no size is 1000 of a unit
             number = size / scale

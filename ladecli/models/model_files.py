@@ -8,14 +8,14 @@ import math
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import LadeError, LoadError
+from ..errors import LoadError
 from ..files import is_device, read, read_text
 from .gguf_header import GGUFHeader, read_header
 
@@ -23,10 +23,6 @@ GENERATION = "generation_config.json"
 GGUF = ".gguf"
 """The suffix of files that hold a whole model."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_JSON_FILES = (
-    *("config.json", GENERATION, "tokenizer_config.json", "special_tokens_map.json"),
-    "tokenizer.json",
-)
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Patterns of files that may be a tokenizer; transformers finds out whether they are."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -73,7 +69,9 @@ _PACKERS = {
     "qweight": "GPTQ or AWQ",
     "weight_packed": "compressed-tensors",
     "weight_scale_2": "ModelOpt (NVFP4)",
-    "absmax": "bitsandbytes",
+    **dict.fromkeys(("absmax", "SCB"), "bitsandbytes, which config.json does not say"),
+    "W_q": "HQQ",
+    "codebooks": "AQLM",
     "scales": "MLX",
 }
 """What packs weights, by the end of a name that it alone, or the first one here, gives."""
@@ -88,10 +86,8 @@ class Tensor(NamedTuple):
 
 
 class Config:
-    """A config.json, with settings as attributes under the names that transformers gives them.
-
-    Unlike transformers' own classes it needs no torch, and has only what the file states.
-    """
+    """A config.json, with those settings that it states as attributes, under the names that
+    transformers gives them; no torch is needed."""
 
     def __init__(self, stated: dict[str, Any]) -> None:
         self.stated = stated
@@ -103,16 +99,14 @@ class Config:
         raise AttributeError(name)
 
     def get_text_config(self, decoder: bool = True) -> Config:
-        """The settings of the language model, where there are others for images or sound."""
+        """Return the settings of the language model, if there are others for images or sound."""
         text = self.stated.get("text_config")
         return Config({**self.stated, **text}) if isinstance(text, dict) else self
 
     @property
     def other_purpose(self) -> str | None:
-        """What the model is instead of one that continues texts; None if it is one.
-
-        Embedding models are common, and would load with weights missing.
-        """
+        """What the model is instead of one that continues texts; None if it is one.  Embedding
+        models are common, and would load with weights missing."""
         names = self.stated.get("architectures") or []
         if "AutoModelForCausalLM" in str(self.stated.get("auto_map")):  # code of its own
             return None
@@ -135,79 +129,74 @@ class Config:
             labels = part.get("num_labels") if isinstance(part, dict) else None
             if labels is not None and not (isinstance(labels, int) and labels <= _MOST_LABELS):
                 return f"config.json is damaged (num_labels is {labels!r})"
-        given = getattr(text, "quantization_config", {})
-        if not isinstance(given, dict) or not isinstance(given.get("quant_method") or "", str):
-            return f"config.json is damaged (quantization_config is {given!r})"
+        quantization = getattr(text, "quantization_config", {})
+        if not isinstance(quantization, dict) or not isinstance(
+            quantization.get("quant_method") or "", str
+        ):
+            return f"config.json is damaged (quantization_config is {quantization!r})"
         return None
 
 
 @contextlib.contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Have what is said of a damaged file begin with a model's name, and end with the fix."""
+    """Put the name of a model before an error about a damaged file of it, and the fix behind."""
     try:
         yield
     except LoadError as error:
         raise LoadError(f"{name}: {error}; download or copy it again") from error
 
 
-def check_config(name: str, folder: Path) -> None:
-    """Refuse configurations that transformers cannot, or should not, make a model of.
-
-    Raises:
-        LoadError: the message begins with the model's name.
-    """
+def read_config(name: str, folder: Path) -> Config:
+    """Read a model's configuration; LoadError if transformers cannot, or should not, make a model
+    of it."""
     with naming(name):
         config = Config(read_object(folder / "config.json"))
         # With a damaged one transformers would go on, with other stop tokens.
-        for file in _JSON_FILES[1:-1]:
+        for file in (GENERATION, "tokenizer_config.json", "special_tokens_map.json"):
             read_object(folder / file)
         if config.fault:
             raise LoadError(config.fault)
     if config.other_purpose:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
+    return config
 
 
-def packing(folder: Path) -> str | None:
+def packing(config: Config, folder: Path, tensors: Sequence[Tensor]) -> str | None:
     """Return how the weights in a folder are quantised: the method that its files name, or what
-    packs weights under such names; None if they are plain.
-
-    Raises:
-        LoadError: a file is damaged.
-    """
-    stated = read_object(folder / "config.json")
-    given = getattr(Config(stated).get_text_config(), "quantization_config", None) or {}
-    if given.get("load_in_4bit") or given.get("load_in_8bit"):
+    packs weights under such names; None if they are plain."""
+    quantization = getattr(config.get_text_config(), "quantization_config", None) or {}
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         return "bitsandbytes"
-    method = given.get("quant_method")
+    method = quantization.get("quant_method")
     modelopt = read_object(folder / "hf_quant_config.json").get("quantization")
     if method == "modelopt" or (method is None and isinstance(modelopt, dict)):
-        kind = str(given.get("quant_algo") or (modelopt or {}).get("quant_algo"))
+        kind = str(quantization.get("quant_algo") or (modelopt or {}).get("quant_algo"))
         return FP8 if kind.startswith("FP8") else f"ModelOpt ({kind})"
     if method is not None:
         return str(method)
-    if stated.get("quantization"):
+    if config.stated.get("quantization"):
         return "MLX"
-    tensors = stored_tensors(folder)
-    endings = {each.name.rpartition(".")[2] for each in tensors}
+    endings = {tensor.name.rpartition(".")[2] for tensor in tensors}
     for ending, packer in _PACKERS.items():
         if ending in endings:
             return packer
-    if any(each.kind.startswith("F8") for each in tensors):
+    if any(tensor.kind.startswith("F8") for tensor in tensors):
         return FP8
-    return "a method that its quantization_config does not name" if given else None
+    return "a method that its quantization_config does not name" if quantization else None
 
 
-def check_gguf(name: str, path: Path) -> GGUFHeader:
-    """The header of a GGUF file that can be read here.
-
-    Raises:
-        LoadError: the message begins with the model's name.
-    """
+def require_gguf(name: str) -> None:
+    """Refuse a model in a GGUF file with a LoadError if packages for it are missing."""
     if lacking := missing_packages("gguf"):
         raise LoadError(
             f"{name} is a GGUF file, which needs {' and '.join(lacking)}: pip install"
             " 'ladecli[gguf]'"
         )
+
+
+def check_gguf(name: str, path: Path) -> GGUFHeader:
+    """Return the header of a GGUF file; LoadError, after the model's name, if it is damaged."""
+    require_gguf(name)
     if is_pointer(path):
         raise LoadError(f"{name} is a Git LFS pointer, not the model; run git lfs pull beside it")
     try:
@@ -219,7 +208,7 @@ def check_gguf(name: str, path: Path) -> GGUFHeader:
 
 
 def missing(folder: Path) -> str | None:
-    """What a model's folder lacks, to be read after its name; None if all files are there."""
+    """Say after its name what a model's folder lacks; None if all files are there."""
     if not (folder / "config.json").is_file():
         if (folder / "model_index.json").is_file():
             return "is a diffusion pipeline, not a language model"
@@ -231,6 +220,8 @@ def missing(folder: Path) -> str | None:
     except LoadError as error:
         return str(error)
     if not files:
+        if any(folder.glob("*-of-*.safetensors")):
+            return "holds no model.safetensors.index.json; download or copy it beside the weights"
         return "holds no weights; download or copy model.safetensors"
     if absent := sum(not os.path.isfile(path) for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
@@ -243,40 +234,37 @@ def missing(folder: Path) -> str | None:
 
 
 def no_regular_file(folder: Path) -> str | None:
-    """What is said, after the folder's name, of a pipe or a device in it, whose reader waits, or
-    never ends; None where there is none."""
-    odd = (each for each in folder.iterdir() if is_device(each) and not each.is_dir())
-    return next((f"holds {each.name}, which is no regular file; delete it" for each in odd), None)
+    """Say, after the folder's name, that it holds a pipe or a device, whose reader waits or never
+    ends; None if it holds none."""
+    for path in folder.iterdir():
+        if is_device(path) and not path.is_dir():
+            return f"holds {path.name}, which is no regular file; delete it"
+    return None
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether a file is a pointer of Git LFS, in place of what was to be fetched."""
-    return _start(path) == _POINTER
-
-
-def _start(path: Path) -> bytes:
-    """The first bytes of a file, which tell its kind; none of one that cannot be read."""
+    """Whether a file is a pointer of Git LFS to the real one."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_POINTER))
+            return file.read(len(_POINTER)) == _POINTER
     except OSError:
-        return b""
+        return False
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
-    """The chat templates in a folder, or a GGUF file, by name; the model's own is `default`, and {}
-    says that there are none.  Files of templates replace those in the tokenizer's configuration.
+    """Return the chat templates in a folder by name; the model's own is `default`.
+
+    Files of templates replace those in the tokenizer's configuration.
 
     Raises:
-        UsageError: a file of them is no text.
+        UsageError: such a file is no text.
         LoadError: the configuration has something else in their place.
     """
-    if folder.suffix == GGUF:
-        return read_header(folder).chat_templates
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    named = {"default": folder / "chat_template.jinja"} | {each.stem: each for each in others}
-    if found := {name: path for name, path in named.items() if path.is_file()}:
-        return {name: read_text(str(path), "chat template") for name, path in found.items()}
+    named = {"default": folder / "chat_template.jinja"} | {path.stem: path for path in others}
+    texts = {n: read_text(str(p), "chat template") for n, p in named.items() if p.is_file()}
+    if texts:
+        return texts
     stated = None
     with contextlib.suppress(LoadError):  # loading finds out
         stated = read_object(folder / "tokenizer_config.json").get("chat_template")
@@ -291,46 +279,25 @@ def chat_templates(folder: Path) -> dict[str, str]:
     return templates
 
 
-def damage(folder: Path) -> str | None:
-    """The first damaged file of a model, with the reason; None if all that exist are fine.
-
-    Of the weights, only the heads and the ends of files are read.
-    """
-    try:
-        for name in _JSON_FILES:
-            read_object(folder / name)
-        stored_tensors(folder)
-        chat_templates(folder)
-    except LadeError as error:
-        return str(error)
-    return None
-
-
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; {} where there is none.
-
-    Raises:
-        LoadError: it cannot be read, or holds something else.
-    """
+    """Return the object in a JSON file, {} if there is no file; LoadError if it cannot be read, or
+    holds something else."""
     try:
-        found = json.loads(read(path))
+        value = json.loads(read(path))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise LoadError(f"{path.name} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path.name} is damaged (it is no JSON)") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise LoadError(f"{path.name} is damaged (it is no JSON object)")
-    return found
+    return value
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of weights that transformers would read, whether they exist or not.
-
-    Raises:
-        LoadError: the index of a sharded model is damaged.
-    """
+    """Return the files of weights that transformers would read, whether they exist or not;
+    LoadError if the index of a sharded model is damaged."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -340,7 +307,7 @@ def weight_files(folder: Path) -> list[Path]:
             shards = index["weight_map"].values()
             if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
                 raise LoadError(f"{name}.index.json names files outside of its folder")
-            if "metadata" not in index:
+            if not isinstance(index.get("metadata"), dict):
                 raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
             return [folder / shard for shard in sorted(set(shards))]
         except (KeyError, TypeError, AttributeError) as error:
@@ -349,37 +316,38 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(folder: Path) -> list[Tensor]:
-    """The tensors in those safetensors files of a model that exist; LoadError if one is damaged."""
-    found = []
+    """Return the tensors in those safetensors files of a model that exist; LoadError if a file is
+    damaged."""
+    tensors = []
     for path in weight_files(folder):
         if path.suffix != ".safetensors" or not os.path.isfile(path):
-            # Pickled weights are a zip archive.
-            if _start(path).startswith(b"PK\3\4") and not zipfile.is_zipfile(path):
-                raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                # Pickled weights are a zip archive.
+                if file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(path):
+                    raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
             continue
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118, not a dict
                     part = file.get_slice(name)
-                    found.append(Tensor(name, part.get_dtype(), math.prod(part.get_shape())))
+                    tensors.append(Tensor(name, part.get_dtype(), math.prod(part.get_shape())))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off") from error
-    return found
+    return tensors
 
 
-def stored_type(folder: Path) -> str | None:
-    """float32, float16 or bfloat16: the type of most plain weights in a folder's safetensors
-    files; None where there are none, or they are damaged."""
+def stored_type(tensors: Iterable[Tensor]) -> str | None:
+    """Return the type of most plain weights: float32, float16 or bfloat16; None if all of them are
+    packed."""
     counts: Counter[str] = Counter()
-    with contextlib.suppress(LoadError):
-        for each in stored_tensors(folder):
-            if each.kind in _TYPES:
-                counts[_TYPES[each.kind]] += each.size
+    for tensor in tensors:
+        if tensor.kind in _TYPES:
+            counts[_TYPES[tensor.kind]] += tensor.size
     return next((kind for kind, _ in counts.most_common(1)), None)
 
 
 def version(package: str) -> str | None:
-    """The version of an installed package, or None; nothing is imported."""
+    """Return the version of an installed package, or None; nothing is imported."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -387,5 +355,5 @@ def version(package: str) -> str | None:
 
 
 def missing_packages(weights: str) -> list[str]:
-    """The packages to install before weights of a type such as "gptq 4bit" can be loaded."""
+    """Return the packages that weights of a type such as "gptq 4bit" need, and that are missing."""
     return [name for name in _PACKAGES.get(weights.split(" ")[0], ()) if version(name) is None]

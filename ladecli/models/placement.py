@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, counted
 from .device import Device, free_memory, present
-from .memory import ModelSpec, Need, usable
+from .memory import MemoryNeed, ModelSpec, usable
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,11 @@ class Placement:
 
         return self.device_map is None and self.split == 1 and int8.available()
 
+    @property
+    def packs(self) -> bool:
+        """Whether bitsandbytes packs the weights; our own 8 bits come after merging."""
+        return self.quantize != "none" and not self.own_int8
+
     def is_ours(self, facts: ModelFacts) -> bool:
         """Whether our own forward runs a model here, as far as its configuration tells."""
         return facts.ours and self.device_map is None and self.split == 1
@@ -62,86 +67,63 @@ def remove_offloaded() -> None:
 
 
 def check(name: str, place: Placement, config: Any, adapters: Sequence[Adapter] = ()) -> None:
-    """Refuse what cannot be placed, as far as that is known without the model.
-
-    `adapters` are merged into its weights.
+    """Refuse a placement that cannot be, as far as the configuration tells; `adapters` are merged
+    into the weights.
 
     Raises:
         UsageError: the options do not go together, or a package is missing.
     """
-    for holds, why in _refusals(name, place, config, adapters):
-        if holds:
-            raise UsageError(why)
-    if place.split > 1:
-        _require("--parallel-mode tensor", "pip install accelerate", "accelerate")
-    if place.device_map is not None:
-        _require("--device-map", "pip install accelerate", "accelerate")
-    if _packs(place):
-        option = f"--quantize {place.quantize}"
-        _require(option, "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
-
-
-def _packs(place: Placement) -> bool:
-    """Whether bitsandbytes is to pack the weights; our own 8 bits come after merging."""
-    return place.quantize != "none" and not place.own_int8
-
-
-def _refusals(
-    name: str, place: Placement, config: Any, adapters: Sequence[Adapter]
-) -> Sequence[tuple[object, str]]:
-    """What does not go together: whether it is so, and the line that says it."""
-    given = getattr(config, "quantization_config", None)
-    method = given.get("quant_method", "unknown method") if given else None
-    quantizes, kind, split = place.quantize != "none", place.device.kind, place.split > 1
-    adapted = f"an adapter ({adapters[0].name})" if adapters else None
+    quantization = getattr(config, "quantization_config", None)
+    method = quantization.get("quant_method", "unknown method") if quantization else None
+    kind, split = place.device.kind, place.split > 1
     option = f"--quantize {place.quantize}"
-    return (
-        (
-            adapted and given,
-            f"{adapted} cannot be merged into {name}, which is quantised ({method}); use the base"
-            " in plain weights",
-        ),
-        (
-            adapted and _packs(place),
-            f"{option} does not go with {adapted}, which is merged into plain weights",
-        ),
-        (
-            adapted and split,
-            f"--parallel-mode tensor does not go with {adapted}, which is merged into whole"
-            " weights; use --parallel-mode lookahead or --device-map auto",
-        ),
-        (
-            split and quantizes,
+    if adapters:
+        adapter = f"an adapter ({adapters[0].name})"
+        if quantization:
+            raise UsageError(
+                f"{adapter} cannot be merged into {name}, which is quantised ({method}); use the"
+                " base in plain weights"
+            )
+        if place.packs:
+            why = "which is merged into plain weights"
+            raise UsageError(f"{option} does not go with {adapter}, {why}")
+        if split:
+            raise UsageError(
+                f"--parallel-mode tensor does not go with {adapter}, which is merged into whole"
+                " weights; use --parallel-mode lookahead or --device-map auto"
+            )
+    if split and place.quantize != "none":
+        raise UsageError(
             f"{option} does not go with --parallel-mode tensor: bitsandbytes cannot split its"
-            " weights; use --device-map auto, or leave --quantize out",
-        ),
-        (
-            split and kind == "mps",
-            "transformers splits no model on Apple GPUs; use --parallel-mode lookahead",
-        ),
-        (
-            split and kind == "cpu" and present()[0].kind == "cuda",
+            " weights; use --device-map auto, or leave --quantize out"
+        )
+    if split and kind == "mps":
+        raise UsageError(
+            "transformers splits no model on Apple GPUs; use --parallel-mode lookahead"
+        )
+    if split and kind == "cpu" and present()[0].kind == "cuda":
+        raise UsageError(
             "transformers splits a model over the GPUs that it finds, so --device cpu does not go"
-            " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …",
-        ),
-        (quantizes and given, f"{name} is quantised already ({method}); leave --quantize out"),
-    )
-
-
-def _require(option: str, fix: str, *packages: str) -> None:
-    missing = [each for each in packages if importlib.util.find_spec(each) is None]
-    if missing:
-        raise UsageError(f"{option} needs {' and '.join(missing)}: {fix}")
+            " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …"
+        )
+    if place.quantize != "none" and quantization:
+        raise UsageError(f"{name} is quantised already ({method}); leave --quantize out")
+    for what, needs, fix, packages in (
+        ("--parallel-mode tensor", split, "accelerate", ("accelerate",)),
+        ("--device-map", place.device_map, "accelerate", ("accelerate",)),
+        (option, place.packs, "'ladecli[quant]'", ("bitsandbytes", "accelerate")),
+    ):
+        missing = [package for package in packages if not importlib.util.find_spec(package)]
+        if needs and missing:
+            raise UsageError(f"{what} needs {' and '.join(missing)}: pip install {fix}")
 
 
 def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
-    """What one rank holds of a model that transformers splits as its family's plan says.
+    """Return the part of one rank of a model that transformers splits as its family's plan says.
 
     Raises:
         UsageError: it cannot be split; the message says what can be done instead.
     """
-    if ranks == 1:
-        return spec
     other = "--device-map auto or --parallel-mode lookahead"
     plan = model.tp_plan or {}
     if not plan:
@@ -158,7 +140,7 @@ def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
         fitting = [str(n) for n in range(2, min(whole, 64) + 1) if whole % n == 0]
         fix = f"--parallel {' or '.join(fitting)}" if fitting else other
         raise UsageError(f"{uneven[0]} of {name} cannot be split over {ranks} ranks; use {fix}")
-    cut = sum(each.numel() for part, each in model.named_parameters() if _is_cut(plan, part))
+    cut = sum(x.numel() for name, x in model.named_parameters() if _is_cut(plan, name))
     return spec.shard(ranks, whole=spec.parameters - cut, heads=heads)
 
 
@@ -170,37 +152,34 @@ def _is_cut(plan: dict[str, str], name: str) -> bool:
 
 
 def keywords(
-    place: Placement, config: Any, dtype: torch.dtype, need: Need | None
+    place: Placement, config: Any, dtype: torch.dtype, need: MemoryNeed | None
 ) -> dict[str, Any]:
-    """Keywords of `from_pretrained` for a placement that passed `check`.
-
-    A device map leaves room for what decoding takes, its `need`.
-    """
+    """Return keywords of `from_pretrained` for a placement that passed `check`; a device map leaves
+    room for what decoding takes, its `need`."""
     import transformers
 
-    found: dict[str, Any] = {}
-    packed = place.quantize != "none" and not place.own_int8
-    quantised = packed or getattr(config, "quantization_config", None) is not None
+    options: dict[str, Any] = {}
+    quantised = place.packs or getattr(config, "quantization_config", None) is not None
     if place.split > 1:
         from transformers.distributed import DistributedConfig
 
-        found["distributed_config"] = DistributedConfig(tp_size=place.split, tp_plan="auto")
+        options["distributed_config"] = DistributedConfig(tp_size=place.split, tp_plan="auto")
         if place.device.kind == "cuda":
             # That is where transformers reads which GPU is this rank's.
             os.environ.setdefault("LOCAL_RANK", place.device.torch_name.partition(":")[2] or "0")
     elif place.device_map is not None:
-        found["device_map"] = place.device_map
+        options["device_map"] = place.device_map
         # For what goes to the disk and is not in the checkpoint as it is needed.
         folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
         _OFFLOADED.append(folder)
-        found["offload_folder"] = folder.name
+        options["offload_folder"] = folder.name
         if need is not None:
-            found["max_memory"] = _limits(need)
+            options["max_memory"] = _limits(need)
     elif importlib.util.find_spec("accelerate") and (place.device.kind != "cpu" or quantised):
         # Straight to the device; quantised weights would go to any GPU that is there.
-        found["device_map"] = place.device.torch_name
-    if packed:
-        found["quantization_config"] = transformers.BitsAndBytesConfig(
+        options["device_map"] = place.device.torch_name
+    if place.packs:
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=place.quantize == "4bit",
             load_in_8bit=place.quantize == "8bit",
             bnb_4bit_quant_type="nf4",
@@ -208,24 +187,24 @@ def keywords(
             # With the default threshold a result depends on the other tokens of the batch.
             llm_int8_threshold=0.0,
         )
-    return found
+    return options
 
 
-def _limits(need: Need) -> dict[int | str, int]:
-    """Bytes of weights that each device may take, so that decoding has room beside them."""
+def _limits(need: MemoryNeed) -> dict[int | str, int]:
+    """Return the bytes of weights that each device may take, so that decoding has room beside."""
     gpus, spare = free_bytes()
     if not gpus:
         return {"cpu": max(int(usable(spare) - need.cache - need.step), 0)}
     # A device's layers have their keys there, and each of their steps is made there.
     limits: dict[int | str, int] = {
-        index: max(int(usable(each) - need.step - need.cache * each / sum(gpus)), 0)
-        for index, each in enumerate(gpus)
+        index: max(int(usable(free) - need.step - need.cache * free / sum(gpus)), 0)
+        for index, free in enumerate(gpus)
     }
     return {**limits, "cpu": int(usable(spare))}
 
 
 def free_bytes() -> tuple[list[float], float]:
-    """Free bytes of the GPUs that a device map can spread a model over, and of the processor, which
+    """Return the free bytes of each GPU that a device map can use, and of the processor, which
     takes what they have no room for."""
     *others, processor = present()
-    return [free_memory(each) for each in others if each.kind == "cuda"], free_memory(processor)
+    return [free_memory(gpu) for gpu in others if gpu.kind == "cuda"], free_memory(processor)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from ..errors import LoadError
-from .gguf_header import GGUFArray, GGUFHeader, read_header
+from .gguf_header import GGUFArray, GGUFHeader
 
 _PLAIN = {
     "attention.sliding_window": "sliding_window",
@@ -141,14 +140,11 @@ def complete_config(header: GGUFHeader, config: Any) -> None:
     if (base := header.get("rope.freq_base_swa")) and "sliding_attention" in rope:
         rope["sliding_attention"]["rope_theta"] = base
     proportional = target.get("rope_type") == "proportional"
-    if scaling.get("rope_type") in ("linear", "yarn") and (
-        proportional or config.model_type == "phi3"
-    ):
-        kind = scaling["rope_type"]
+    kind = scaling.get("rope_type")
+    if kind in ("linear", "yarn") and (proportional or config.model_type == "phi3"):
         raise LoadError(f"has {kind} scaling, which a {config.model_type} does not have")
     if proportional:  # as in Gemma 4; the factors of dimensions that do not turn are huge
-        factors = scaling.get("long_factor", ())
-        if factors:
+        if factors := scaling.get("long_factor"):
             target["partial_rotary_factor"] = factors.count(1.0) / len(factors)
         return
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -182,7 +178,7 @@ def _turn_part(header: GGUFHeader, target: dict[str, Any], width: int) -> None:
 
 
 def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
-    """The scaling of rotary frequencies as transformers writes it; {} if there is none."""
+    """Return the scaling of rotary frequencies as transformers writes it; {} without any."""
     get, most = header.get, getattr(config, "max_position_embeddings", None)
     prefix = f"{header.architecture}.rope.scaling."
     for key, value in header.settings.items():
@@ -194,7 +190,7 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     original = get("rope.scaling.original_context_length")
     attention = get("rope.scaling.yarn_attn_factor") or get("rope.scaling.attn_factor")
     factors = {name[5:-7]: header.floats(name) for name in _ROPE_TENSORS if name in header.tensors}
-    more = {"attention_factor": float(attention)} if attention else {}
+    more: dict[str, Any] = {"attention_factor": float(attention)} if attention else {}
     if "factors_long" in factors or "factors_short" in factors:
         if len(factors) != 2 or not original:
             lack = "rope_factors_long and rope_factors_short" if original else ""
@@ -229,19 +225,18 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     for name in ("beta_fast", "beta_slow"):
         if (value := get(f"rope.scaling.yarn_{name}")) is not None:
             more[name] = value
-    original = original or most
-    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    return yarn | more
+    more["original_max_position_embeddings"] = original or most
+    return {"rope_type": "yarn", "factor": factor, **more}
 
 
 def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
-    """Lines about what is guessed, and about what a model does not take of its file."""
+    """Yield lines about tensors that a model leaves out, and about a guess at its tokenizer."""
     from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.integrations.gguf import is_gguf_arch_supported
 
     if not is_gguf_arch_supported(header.architecture):  # those say themselves what is left over
         processor = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
-        with quick_gguf():
+        with quick_gguf(header):
             taken = loader.get_gguf_hf_weights_map(model, processor(config=model.config.to_dict()))
         if left := [name for name in header.tensors if name not in {*taken, *_ROPE_TENSORS}]:
             more = f" and {len(left) - 1} more" if left[1:] else ""
@@ -287,12 +282,15 @@ def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
 
 
 @contextlib.contextmanager
-def quick_gguf() -> Iterator[None]:
-    """Spare transformers what takes the package gguf ten seconds each time: headers, read for the
-    configuration, the tokenizer and the weights, and a table of names, made for every module."""
+def quick_gguf(header: GGUFHeader) -> Iterator[None]:
+    """Spare transformers what takes the package gguf ten seconds each time: to read the header, for
+    the configuration, the tokenizer and the weights, and to make a table of names per module."""
     import gguf
 
-    quick = {"GGUFReader": _Reader, "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
+    quick = {
+        "GGUFReader": partial(_Reader, header),
+        "get_tensor_name_map": cache(gguf.get_tensor_name_map),
+    }
     usual = {name: getattr(gguf, name) for name in quick}
     vars(gguf).update(quick)
     try:
@@ -304,10 +302,9 @@ def quick_gguf() -> Iterator[None]:
 class _Reader:
     """A GGUF file as transformers expects it from the package gguf."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, header: GGUFHeader, path: str) -> None:
         import gguf
 
-        header = read_header(Path(path))
         self.fields = {
             key: _field(header, value)
             for key, value in header.settings.items()

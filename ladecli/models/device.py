@@ -73,7 +73,7 @@ class Rates:
 
 
 def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:
-    """A device, and a type of numbers such as "bfloat16", as torch has them."""
+    """Return torch's own device, and its type for a name such as "bfloat16"."""
     return torch.device(device.torch_name), getattr(torch, type_name)
 
 
@@ -92,14 +92,15 @@ def set_variables() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
 
 
-def detect(wanted: str = "auto") -> Device:
-    """The device called `wanted` (cpu, cuda, cuda:N, mps), or the best one; UsageError if none."""
-    kind, _, index = wanted.partition(":")
+def detect(name: str = "auto") -> Device:
+    """Return the device of a name (cpu, cuda, cuda:N, mps), or the best one; UsageError if there is
+    none."""
+    kind, _, index = name.partition(":")
     if kind in ("auto", "cuda") and torch.cuda.is_available():
         number = int(index or 0)
         if number >= torch.cuda.device_count():
             last = torch.cuda.device_count() - 1
-            raise UsageError(f"there is no device {wanted}; the last one is cuda:{last}")
+            raise UsageError(f"there is no device {name}; the last one is cuda:{last}")
         return _gpu(number)
     if kind == "cuda":
         why = "no GPU answers" if gpu_build() else "this torch is built without CUDA"
@@ -112,16 +113,16 @@ def detect(wanted: str = "auto") -> Device:
 
 
 def glance() -> Device:
-    """The device that models run on by default: without torch where that must be the processor."""
+    """Return the device that models run on by default, without torch if it is the processor."""
     return predict_device() or detect()
 
 
-def predict_device(wanted: str = "auto") -> Device | None:
-    """What `detect` will find or refuse, as far as that is known without torch; None if not.
+def predict_device(name: str = "auto") -> Device | None:
+    """Return the device that `detect` will find, or refuse as it will; None if only torch knows.
 
-    Of the processor, the threads that torch computes with are left out.
+    The number of threads that torch computes with is left out.
     """
-    kind = wanted.partition(":")[0]
+    kind = name.partition(":")[0]
     linux = platform.system() == "Linux"
     if kind == "mps" and platform.system() != "Darwin":
         raise UsageError(_NO_MPS)
@@ -133,17 +134,15 @@ def predict_device(wanted: str = "auto") -> Device | None:
 
 
 def present() -> list[Device]:
-    """Every device that torch can compute with, the one that `detect` prefers first."""
-    found = [detect()]
-    if found[0].kind == "cuda":
-        found += [_gpu(number) for number in range(1, torch.cuda.device_count())]
-    if found[0].kind != "cpu":
-        found.append(detect("cpu"))
-    return found
+    """Return every device that torch can compute with, the one that `detect` prefers first."""
+    first = detect()
+    others = range(1, torch.cuda.device_count()) if first.kind == "cuda" else ()
+    processor = [] if first.kind == "cpu" else [detect("cpu")]
+    return [first, *map(_gpu, others), *processor]
 
 
 def free_memory(device: Device) -> int:
-    """Bytes that this process could still allocate on a device, about now."""
+    """Return the bytes that this process could still allocate on a device, about now."""
     if device.kind == "cuda":
         free, _ = torch.cuda.mem_get_info(device.torch_name)
         # What torch holds without using it, it gives to the next tensor.
@@ -168,18 +167,18 @@ def watch_peak(device: Device) -> None:
 
 
 def peak_memory(device: Device) -> int | None:
-    """The most bytes in use since `watch_peak`; None where they are not counted.
+    """Return the most bytes in use since `watch_peak`; None if they are not counted.
 
-    On a GPU, those of tensors; on a CPU under Linux, the resident ones of the whole process.
+    A GPU counts those of tensors, and a CPU under Linux the resident ones of the whole process.
     """
     if device.kind == "cuda":
         return int(torch.cuda.max_memory_allocated(device.torch_name))
-    found = re.search(r"^VmHWM:\s*(\d+) kB", _read(_PROCESS / "status"), re.MULTILINE)
-    return int(found[1]) << 10 if found and device.kind == "cpu" else None
+    peak = re.search(r"^VmHWM:\s*(\d+) kB", _read(_PROCESS / "status"), re.MULTILINE)
+    return int(peak[1]) << 10 if peak and device.kind == "cpu" else None
 
 
 def details(device: Device) -> Details:
-    """What else is known about a device."""
+    """Return what else is known about a device."""
     cores = psutil.cpu_count(logical=False) or 0
     if device.kind != "cuda":
         return Details(None, None, cores)
@@ -194,21 +193,11 @@ def details(device: Device) -> Details:
 
 
 def gpu_build() -> str | None:
-    """What torch was built for: "CUDA 13.0", "ROCm 7.0", or None where it is for CPUs only.
-
-    A Mac's GPU needs no build of its own.
-    """
+    """Return what torch was built for, "CUDA 13.0" or "ROCm 7.0"; None if it is for CPUs only, or
+    for a Mac, whose GPU needs no build of its own."""
     if torch.version.hip is not None:
         return f"ROCm {torch.version.hip}"
     return None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a device has finished."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def _gpu(number: int) -> Device:
@@ -220,43 +209,41 @@ def _gpu(number: int) -> Device:
 
 
 def _processor() -> Device:
-    """The processor, without the threads that torch computes with."""
+    """Return the processor, without the number of threads that torch computes with."""
     total = min([int(psutil.virtual_memory().total), *(limit for limit, _ in _memory_limits())])
     return Device("cpu", "cpu", _processor_name(), total)
 
 
 def _processor_name() -> str:
-    """The processor's own name, "Apple M2 Max" for example."""
+    """Return the processor's own name, "Apple M2 Max" for example."""
     if platform.system() == "Darwin":
         name = output("sysctl", "-n", "machdep.cpu.brand_string")
     else:
         # An ARM kernel gives no name.
-        found = re.search(r"^model name\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
-        name = found[1] if found else ""
-    names = (" ".join(each.split()) for each in (name, platform.processor(), platform.machine()))
-    return next((each for each in names if each not in ("", "unknown")), "CPU")
+        line = re.search(r"^model name\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+        name = line[1] if line else ""
+    names = (" ".join(text.split()) for text in (name, platform.processor(), platform.machine()))
+    return next((text for text in names if text not in ("", "unknown")), "CPU")
 
 
 def cores() -> int:
-    """Cores of the processor that this process may use."""
+    """Return the number of cores that this process may use."""
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
     return min(physical, allowed, cpu_quota() or physical)
 
 
 def cpu_quota() -> int | None:
-    """How many cores' time this process may use, rounded down, at least 1; None where no group
-    limits it.
+    """Return how many cores' time this process may use, at least 1; None if no group limits it.
 
     More threads would wait for one another while the system lets none of them run.
     """
     quotas = (re.fullmatch(r"(\d+) (\d+)", _read(group / "cpu.max")) for group in _groups())
-    found = (max(int(quota[1]) // int(quota[2]), 1) for quota in quotas if quota)
-    return min(found, default=None)
+    return min((max(int(quota[1]) // int(quota[2]), 1) for quota in quotas if quota), default=None)
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of every memory-limited cgroup of this process.
+    """Yield the limit and the use in bytes of every memory-limited cgroup of this process.
 
     A container sees the whole machine's memory and is killed beyond that of its group.
     """
@@ -269,15 +256,15 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
 
 
 def _groups() -> list[Path]:
-    """Folders of the cgroup of this process (of version 2), and of all above it."""
-    found = re.search(r"^0::/(.*)$", _read(_PROCESS / "cgroup"), re.MULTILINE)
+    """Return the folders of this process's cgroup (of version 2), and of all above it."""
+    path = re.search(r"^0::/(.*)$", _read(_PROCESS / "cgroup"), re.MULTILINE)
     # Inside a container, folders of the host are missing.
-    own = _CGROUPS / found[1] if found else _CGROUPS
+    own = _CGROUPS / path[1] if path else _CGROUPS
     return [own, *own.parents]
 
 
 def _read(path: Path) -> str:
-    """The text of a file of the system's, or nothing where there is none."""
+    """Return the text of a file of the system; "" if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -285,7 +272,7 @@ def _read(path: Path) -> str:
 
 
 def output(*command: str) -> str:
-    """What a program of the system's prints, or nothing where it does not work."""
+    """Return what a program of the system prints; "" if it does not work."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):

@@ -91,12 +91,12 @@ class GGUFHeader:
         return str(self.settings.get("general.architecture", ""))
 
     def get(self, name: str) -> Any:
-        """The setting of the architecture with this name; None if there is none, or a list."""
+        """Return the setting of the architecture with this name; None without one."""
         value = self.settings.get(f"{self.architecture}.{name}")
         return None if isinstance(value, GGUFArray) else value
 
     def tokenizer(self, name: str) -> Any:
-        """The setting of the tokenizer with this name; None if there is none."""
+        """Return the setting of the tokenizer with this name; None without one."""
         return self.settings.get(f"tokenizer.ggml.{name}")
 
     @property
@@ -110,7 +110,7 @@ class GGUFHeader:
         }
 
     def values(self, array: GGUFArray) -> list[Any]:
-        """The items of a list among the settings."""
+        """Return the items of a list among the settings."""
         with self.path.open("rb") as file:
             file.seek(array.start)
             data = file.read(array.end - array.start)
@@ -124,7 +124,7 @@ class GGUFHeader:
         return items
 
     def floats(self, tensor: str) -> list[float]:
-        """The numbers of a small tensor in float32, such as the factors of rotary frequencies."""
+        """Return the numbers of a small tensor in float32, such as rotary factors."""
         where = self.tensors[tensor]
         if where.kind != "F32":
             raise LoadError(f"has {tensor} in {where.kind}; only F32 can be read here")
@@ -250,7 +250,7 @@ class _Reader:
 
 
 def _split(path: Path, count: Any) -> str:
-    """What is said of a part of a split model: how to join the parts, and which are absent."""
+    """Say of a part of a split model how to join the parts, and which are absent."""
     first, absent = path.name, ""
     if name := _PART.fullmatch(path.name):
         parts = [f"{name[1]}{k:05d}-of-{name[3]}.gguf" for k in range(1, int(name[3]) + 1)]
@@ -266,7 +266,7 @@ def _split(path: Path, count: Any) -> str:
 
 
 def first_part(names: list[str]) -> list[str]:
-    """Names of files without the later parts of split models, the first of which are there."""
+    """Return names of files without the later parts of split models whose first part is there."""
     later = {name: _PART.fullmatch(name) for name in names}
     return [
         name
@@ -285,7 +285,7 @@ def _check_settings(header: GGUFHeader) -> None:
 
 
 def _odd_settings(header: GGUFHeader) -> Iterator[tuple[str, str]]:
-    """Names of settings that make no sense, each with the reason."""
+    """Yield the settings that make no sense, each with the reason."""
     tensors = header.tensors
     names = (*_LIMITS, *_SIZES, *_POSITIVE)
     stated = {name: value for name in names if (value := header.get(name)) is not None}

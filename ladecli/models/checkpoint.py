@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import LoadError, counted
 from . import model_files
+from .adapters import Adapter
 
 BLOCK = 128
 """Rows and columns of a block of FP8 weights with one scale, if the configuration names no size."""
@@ -24,22 +25,6 @@ _TABLES = frozenset({"inv_freq", "masked_bias", "causal_mask", "position_ids"})
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
 """Ends of the names of scales that have no effect on activations, keys and values in full."""
-
-
-def turn_on_biases(config: Any, folder: Path) -> None:
-    """Let a configuration have the biases that its weights have, if it says nothing of them."""
-    text = config.get_text_config(decoder=True)
-    stated = model_files.Config(model_files.read_object(folder / "config.json")).get_text_config()
-    names: set[str] = set()
-    with contextlib.suppress(LoadError):  # loading reports damaged files
-        names = {tensor.name for tensor in model_files.stored_tensors(folder)}
-    for flag, last in (
-        ("attention_bias", "self_attn.o_proj.bias"),
-        ("mlp_bias", "mlp.down_proj.bias"),
-    ):
-        silent = not hasattr(stated, flag) and getattr(text, flag, None) is False
-        if silent and any(name.endswith(f"layers.0.{last}") for name in names):
-            setattr(text, flag, True)
 
 
 def check_unread(
@@ -58,7 +43,7 @@ def check_unread(
             would change the text.
     """
     modules = dict(model.named_modules())
-    read = {_NUMBER.sub("N", each) for each, _ in model.named_parameters()}
+    read = {_NUMBER.sub("N", key) for key, _ in model.named_parameters()}
     layers: list[str] = []
     inside: list[str] = []
     others: list[str] = []
@@ -136,11 +121,11 @@ def plain_tensors(folder: Path, dtype: torch.dtype, block: Sequence[int]) -> dic
     tensors: dict[str, Tensor] = {}
     for path in model_files.weight_files(folder):
         tensors |= load_file(path)
-    for name in [name for name, each in tensors.items() if each.dtype in _FP8]:
+    for name in [name for name, tensor in tensors.items() if tensor.dtype in _FP8]:
         stem = name.removesuffix(".weight")
         names = f"{name}_scale_inv", f"{name}_scale", f"{stem}.scale", f"{stem}.qscale_weight"
         weight = tensors[name].float()
-        scale = next((tensors.pop(each) for each in names if each in tensors), None)
+        scale = next((tensors.pop(key) for key in names if key in tensors), None)
         if scale is not None:
             try:
                 weight *= _spread(scale, weight.shape, block)
@@ -150,7 +135,7 @@ def plain_tensors(folder: Path, dtype: torch.dtype, block: Sequence[int]) -> dic
                     f" the weight's {[*weight.shape]}"
                 ) from error
         tensors[name] = weight.to(dtype)
-    return {name: each for name, each in tensors.items() if not _OF_ACTIVATIONS.search(name)}
+    return {key: tensor for key, tensor in tensors.items() if not _OF_ACTIVATIONS.search(key)}
 
 
 def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
@@ -167,21 +152,26 @@ def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor
         scale = scale[:, None, None] if whole else scale[..., None]
     for axis in (-2, -1):
         size, count = shape[axis], scale.shape[axis]
-        each = block[axis] if -(-size // block[axis]) == count else size // count
-        if each * count < size:
+        share = block[axis] if -(-size // block[axis]) == count else size // count
+        if share * count < size:
             raise ValueError
-        scale = scale.repeat_interleave(each, axis).narrow(axis, 0, size)
+        scale = scale.repeat_interleave(share, axis).narrow(axis, 0, size)
     return scale
 
 
-def fit_embeddings(model: Any, adapter: Path) -> None:
-    """Give a model as many embeddings as an adapter has saved, which may come with tokens of its
-    own; the adapter is a folder, and the model may be without weights."""
+def fit_embeddings(model: Any, adapter: Adapter) -> None:
+    """Give a model as many embeddings as an adapter has saved or trained, which may come with
+    tokens of its own; the model may be without weights."""
     from peft import load_peft_weights
 
-    ends = [each for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each]
+    ends = [e for e in (model.get_input_embeddings(), model.get_output_embeddings()) if e]
     names = {name for name, module in model.named_modules() if any(module is end for end in ends)}
-    for key, tensor in load_peft_weights(str(adapter), device="cpu").items():
+    trained = adapter.stated.get("trainable_token_indices") or []
+    parts = trained.values() if isinstance(trained, dict) else [trained]
+    rows = 1 + max((index for part in parts for index in part), default=-1)
+    if rows > len(ends[0].weight):
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    for key, tensor in load_peft_weights(str(adapter.folder), device="cpu").items():
         owner = key.removeprefix("base_model.model.").partition(".base_layer")[0]
         if owner.removesuffix(".weight") in names and len(tensor) != len(ends[0].weight):
             model.resize_token_embeddings(len(tensor), mean_resizing=False)

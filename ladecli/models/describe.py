@@ -1,0 +1,197 @@
+"""Read the configuration of a model that was found, and build the model without weights."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.utils import enable_progress_bars
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+from ..decoder.backends.facts import model_facts
+from ..decoder.backends.quiet import quiet
+from ..decoder.errors import Error, UnsupportedModelError
+from ..decoder.faults import is_out_of_memory
+from ..decoder.model.families import ModelFacts
+from ..errors import LoadError
+from . import hub, model_files
+from .adapters import Adapter
+from .find import ModelFiles, read_downloaded
+from .model_files import Config, Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A model's files and configuration, before it is decided where the model goes."""
+
+    files: ModelFiles
+    config: Any  # of transformers
+    facts: ModelFacts
+    packing: str | None  # how its weights are quantised, as far as its files tell
+
+    @property
+    def name(self) -> str:
+        """The MODEL argument."""
+        return self.files.name
+
+
+def describe(files: ModelFiles, *, progress: bool = True) -> ModelDescription:
+    """Read the configuration of a model, which is downloaded if need be.
+
+    `progress` is whether a download shows a bar on stderr.
+
+    Raises:
+        LoadError: the configuration cannot be read, or needs code that is not allowed.
+        UnsupportedModelError: the model cannot be decoded here.
+    """
+    name, packing = files.base, None
+    with loading(files, progress, "its configuration"):
+        if files.config is None and files.header is None:
+            file = files.gguf or "config.json"
+            files = read_downloaded(files, Path(hub.fetch(files.source, file, files.hub_options)))
+        if (stated := files.config) is not None and files.folder is not None:
+            known = stated.stated.get("model_type") in transformers.CONFIG_MAPPING
+            if stated.stated.get("auto_map") and not (known or files.options.trust_remote_code):
+                raise LoadError(
+                    f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
+                )
+            packing = model_files.packing(stated, files.folder, files.tensors)
+            readable = (None, "bitsandbytes", model_files.FP8, *AUTO_QUANTIZATION_CONFIG_MAPPING)
+            if packing not in readable:
+                raise LoadError(
+                    f"{name} is quantised for or by {packing}, which transformers does not read;"
+                    " take its plain weights, or a GGUF file"
+                )
+        with reading(files):
+            config = transformers.AutoConfig.from_pretrained(files.source, **files.hub_options)
+        if files.header is not None:
+            from . import gguf_model
+
+            try:
+                gguf_model.complete_config(files.header, config)
+            except LoadError as error:
+                raise LoadError(f"{name} {error}") from error
+        elif stated is not None:
+            _turn_on_biases(config, stated, files.tensors)
+        return ModelDescription(
+            files=files, config=config, facts=model_facts(config), packing=packing
+        )
+
+
+def _turn_on_biases(config: Any, stated: Config, tensors: Sequence[Tensor]) -> None:
+    """Give a configuration the biases that the weights have, if its file does not mention them."""
+    text = config.get_text_config(decoder=True)
+    for flag, last in (
+        ("attention_bias", "self_attn.o_proj.bias"),
+        ("mlp_bias", "mlp.down_proj.bias"),
+    ):
+        silent = not hasattr(stated.get_text_config(), flag) and getattr(text, flag, None) is False
+        if silent and any(tensor.name.endswith(f"layers.0.{last}") for tensor in tensors):
+            setattr(text, flag, True)
+
+
+def empty_model(config: Any, hub_options: Mapping[str, Any]) -> Any:
+    """Build the model of a configuration without weights, on the meta device.
+
+    `hub_options` are keywords for finding the model's own code, among them
+    `trust_remote_code`; without that, only transformers' code is run.
+    """
+    # Building fills in what the configuration leaves open: that of a live model must not change.
+    config = copy.deepcopy(config)
+    own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    with torch.device("meta"):
+        if own is not None and hub_options.get("trust_remote_code"):
+            # `from_config` would run the newest code, whatever the revision.
+            others = {
+                name: value for name, value in hub_options.items() if name != "trust_remote_code"
+            }
+            maker = get_class_from_dynamic_module(own, config.name_or_path, **others)
+            return maker._from_config(config, attn_implementation=None)
+        # A configuration may name attention that this machine does not have; and transformers would
+        # ask on the terminal whether it may run other code.
+        return auto_class(config).from_config(
+            config, attn_implementation=None, trust_remote_code=False
+        )
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of transformers that makes a model of a configuration: some models that see
+    pictures have no entry among those that only continue texts.
+
+    Raises:
+        UnsupportedModelError: no class does.
+    """
+    own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if own or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return transformers.AutoModelForImageTextToText
+    raise UnsupportedModelError(
+        f"models of the family {config.model_type!r} are not supported: transformers continues no"
+        " text with them"
+    )
+
+
+def reading(files: ModelFiles) -> contextlib.AbstractContextManager[None]:
+    """Let transformers read a model's GGUF file quickly, if it has one."""
+    if files.header is None:
+        return contextlib.nullcontext()
+    from . import gguf_model
+
+    return gguf_model.quick_gguf(files.header)
+
+
+@contextlib.contextmanager
+def loading(files: ModelFiles, progress: bool, part: str = "") -> Iterator[None]:
+    """Keep the libraries' own output out of the terminal, but for the bars of downloads if asked;
+    turn errors of loading a model, or a part of it, into one line each."""
+    # This hides the hub's bars along with those of loading weights.
+    transformers.utils.logging.disable_progress_bar()
+    if progress:
+        enable_progress_bars()
+    name = files.base
+    try:
+        with quiet():
+            yield
+    except Error:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise LoadError(
+            f"{name} does not fit into the GPU's memory; try --quantize 4bit, or --device cpu"
+        ) from error
+    except MemoryError as error:
+        raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
+    except Exception as error:
+        line = hub.explain(
+            name,
+            error,
+            part,
+            gguf=files.gguf,
+            folder=files.folder,
+            offline=files.options.offline,
+        )
+        raise LoadError(line) from error
+    finally:
+        transformers.utils.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def merging(adapter: Adapter, base: str) -> Iterator[None]:
+    """Turn an error of peft's into one line; memory that ran out is for others."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        other = f"; it was made for {adapter.base}" if adapter.base not in (None, base) else ""
+        raise LoadError(
+            f"adapter {adapter.name} cannot be merged into {base}:"
+            f" {hub.first_line(error).rstrip('.')}{other}"
+        ) from error

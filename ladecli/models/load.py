@@ -1,0 +1,288 @@
+"""Load models and tokenizers; no other file does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig
+
+from ..decoder.backends import int8
+from ..decoder.backends.compat import needs_eager
+from ..decoder.backends.quiet import quiet
+from ..decoder.backends.transformers_forward import input_device
+from ..decoder.faults import is_out_of_memory, reason_of
+from ..errors import LoadError
+from ..generation_config import AnswerDefaults, AsStated, leave_out
+from . import checkpoint, hub, memory, model_files, placement
+from .adapters import Adapter
+from .describe import auto_class, empty_model, loading, merging, reading
+from .fit import PlannedModel, values_of
+from .memory import FULL
+
+GROWTH = 1000.0
+"""How many times as long a tokenizer may make a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel(PlannedModel):
+    """A model in evaluation mode with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    again: Callable[[], Any]  # loads the model with its weights once more
+
+    @property
+    def defaults(self) -> AnswerDefaults:
+        """The defaults of answers that the model's generation config states."""
+        return AnswerDefaults(self.model.generation_config, self.tokenizer, self.spec.vocabulary)
+
+
+def check_weights(planned: PlannedModel) -> list[str]:
+    """Check without reading them that a model's weights fit its configuration, if they are plain
+    ones that are here; return notices.
+
+    Raises:
+        LoadError: they do not, or transformers would refuse code in pickled ones.
+    """
+    files = planned.files
+    paths = model_files.weight_files(files.folder) if files.folder is not None else []
+    _refuse_code(paths)
+    # Other formats are unpacked as they are read, and what lacks would be downloaded.
+    headed = bool(paths) and all(path.suffix == ".safetensors" and path.is_file() for path in paths)
+    plain = getattr(planned.config, "quantization_config", None) is None
+    if not headed or not plain or files.gguf or planned.fp8_block or not find_spec("accelerate"):
+        return []
+    with loading(files, progress=False):
+        return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
+
+
+def _refuse_code(paths: Sequence[Path]) -> None:
+    """Refuse pickled weights that contain code with a LoadError."""
+    for path in paths:
+        # An old format, or a damaged file: loading finds out.
+        with contextlib.suppress(ValueError, RuntimeError, OSError):
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
+            if path.suffix == ".bin" and unsafe(str(path)):
+                raise LoadError(f"{path} contains code, so it is refused; get safetensors instead")
+
+
+def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int], list[str]]:
+    """Return the tokenizer of a model that is here, the ids that its configs name as end tokens,
+    and those fields of its generation config that are not applied."""
+    tokenizer = _tokenizer(planned)
+    config, wrong = _generation_config(planned)
+    defaults = AnswerDefaults(config, tokenizer, planned.spec.vocabulary)
+    return tokenizer, defaults.stop_ids, defaults.ignored + wrong
+
+
+def _generation_config(planned: PlannedModel) -> tuple[AsStated, list[str]]:
+    """Return a model's generation config, of its file or its configuration, and the values that
+    were left out."""
+    files, config = planned.files, None
+    with loading(files, progress=False, part="its generation config"):
+        if not files.gguf:
+            with contextlib.suppress(OSError):  # there is no such file
+                config = AsStated.from_pretrained(files.source, **files.hub_options)
+        config = config or AsStated.from_model_config(planned.config)
+        return config, leave_out(config, planned.config, planned.spec.vocabulary)
+
+
+def load(
+    planned: PlannedModel, *, progress: bool = True, need: memory.MemoryNeed | None = None
+) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    If ranks share it, all call this, and their process group is there already.  A device map
+    leaves room for what decoding takes, its `need`.
+
+    Raises:
+        LoadError: the weights cannot be read; the message says why and what helps.
+    """
+    tokenizer = _tokenizer(planned, progress)
+    read = partial(_read_model, planned, need, progress)
+    model, notices = read()
+    where = planned.placement
+    ours = where.own_int8 and where.is_ours(planned.facts)
+    if (planned.spec.weights not in FULL and not ours) or where.split > 1:
+        check_forward(planned, model)
+    values = values_of(planned) | {"notices": (*planned.notices, *notices)}
+    return LoadedModel(**values, model=model, tokenizer=tokenizer, again=lambda: read()[0])
+
+
+@quiet()
+@torch.no_grad()
+def check_forward(planned: PlannedModel, model: Any) -> None:
+    """Check that quantized or split weights can be computed with here; LoadError if not.
+
+    Kernels refuse shapes (one row, two rows) and devices only when they are called, and so do
+    parts of a split model that do not fit together.
+    """
+    name, label, ranks = planned.name, planned.device.label, planned.placement.split
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # the first forward may unpack weights
+            for width in (1, 2):
+                ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
+                model(input_ids=ids, use_cache=False)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise LoadError(
+                f"{name} leaves no memory on {label} to compute with; take a smaller model, or"
+                " free some memory"
+            ) from error
+        why, weights = reason_of(error), planned.spec.weights
+        how = f"over {ranks} ranks" if ranks > 1 else f"in {weights} on {label}"
+        fix = "try another --quantize, or leave it out"
+        if ranks > 1:
+            fix = "use --device-map auto or --parallel-mode lookahead"
+        raise LoadError(f"{name} cannot be computed {how}: {why}; {fix}") from error
+
+
+def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
+    files = planned.files
+    name, source, hub_options = files.base, files.source, files.hub_options
+    if files.tokenizer is not None:
+        source, hub_options = str(files.tokenizer), {**hub_options, "gguf_file": None}
+    with loading(files, progress, "its tokenizer"), reading(files):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **hub_options)
+        if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+            kind = type(tokenizer).__name__
+            raise LoadError(f"{name} has a {kind}, which is no tokenizer of one text")
+        if len(tokenizer) == len(tokenizer.get_added_vocab()):  # transformers found no file
+            raise LoadError(hub.no_tokenizer(name))
+        _check_growth(name, tokenizer)
+        if files.header is not None and files.tokenizer is None:
+            from . import gguf_model
+
+            gguf_model.complete_tokenizer(files.header, tokenizer)
+        elif not getattr(tokenizer, "chat_template", None):
+            # Older models that see pictures have it in a file of their processor.
+            path = hub.fetch(source, "chat_template.json", hub_options, required=False)
+            if path is not None:
+                template = json.loads(Path(path).read_text("utf-8"))["chat_template"]
+                tokenizer.chat_template = template
+        return tokenizer
+
+
+def _check_growth(name: str, tokenizer: Any) -> None:
+    """Refuse a tokenizer whose replacements, one after the other, make a text so long that it
+    fills the memory."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    for part in (getattr(fast, "normalizer", None), getattr(fast, "decoder", None)):
+        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
+        if times > GROWTH:
+            raise LoadError(
+                f"{name} has a tokenizer that makes texts {times:.0e} times as long; take one from"
+                " elsewhere"
+            )
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """Return how many times as long a step of a tokenizer may make a text."""
+    if step.get("type") == "Replace":
+        pattern = step["pattern"].get("String") or "."  # of a regular expression
+        return max(len(step["content"]) / len(pattern), 1.0)
+    return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or ()))
+
+
+def _read_model(
+    planned: PlannedModel, need: memory.MemoryNeed | None, progress: bool
+) -> tuple[Any, list[str]]:
+    """Return the model with all of its weights on its device, and notices; errors as `load`."""
+    files, where = planned.files, planned.placement
+    name = files.base
+    # Nothing else hides the bars of unpacking; those of downloads are shown on a terminal.
+    hides = files.gguf or not progress
+    hidden = contextlib.redirect_stderr(io.StringIO()) if hides else contextlib.nullcontext()
+    with loading(files, progress), reading(files), hidden:
+        keywords = placement.keywords(where, planned.config, planned.dtype, need)
+        # Weights that are quantised here are read as they are stored.
+        dtype = "auto" if where.own_int8 else planned.dtype
+        model, notices = _from_pretrained(planned, dtype=dtype, **keywords)
+        if getattr(model, "quantization_method", None) == "gguf":
+            model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
+        if model.can_generate() is False:
+            raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
+        if where.device.kind != "cpu" and not keywords.keys() & {
+            "device_map",
+            "distributed_config",
+        }:
+            model.to(where.device.torch_name)
+        model.generation_config, wrong = _generation_config(planned)
+        if wrong:
+            names = ", ".join(wrong)
+            notices.append(f"left out of the generation config, as it makes no sense: {names}")
+        for adapter in files.adapters:
+            model = _merged(model, adapter, name)
+        if where.own_int8:
+            int8.quantise(model, planned.dtype)
+        return model.eval(), notices
+
+
+def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[str]]:
+    """Return the model that transformers makes of a checkpoint, and notices.
+
+    Raises:
+        LoadError: weights are missing, or of another shape.
+    """
+    files, config = planned.files, planned.config
+    name, hub_options = files.base, files.hub_options
+    source: str | None = files.source
+    _refuse_code(model_files.weight_files(files.folder) if files.folder else [])
+    maker = auto_class(config)
+    if planned.fp8_block:
+        folder = hub.snapshot(files.source, hub_options, ["*.json", "*.safetensors"])
+        keywords["state_dict"] = checkpoint.plain_tensors(folder, planned.dtype, planned.fp8_block)
+        empty = empty_model(config, hub_options)
+        maker, config, source = type(empty), empty.config, None
+    model, report = maker.from_pretrained(
+        source,
+        config=config,
+        generation_config=GenerationConfig(),  # the model's own is read by `_generation_config`
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are named below
+        attn_implementation="eager" if needs_eager(config) else None,
+        # If peft is installed, transformers looks for adapters too.
+        adapter_kwargs={"local_files_only": hub_options["local_files_only"]},
+        **keywords,
+        **hub_options,
+    )
+    # transformers fills what is missing with random numbers.
+    missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    unknown = report["unexpected_keys"]
+    if missing:
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        known = f", and {min(unknown)} is unknown" if unknown else ""
+        raise LoadError(
+            f"{name}: the weights do not fit its {'settings' if files.header else 'config.json'}"
+            f" ({missing[0]}{more} missing or of another shape{known})"
+        )
+    if not unknown:
+        return model, []
+    return model, [*checkpoint.check_unread(name, model, unknown, files.folder)]
+
+
+def _merged(model: Any, adapter: Adapter, base: str) -> Any:
+    """Merge an adapter into a model's weights, by peft; LoadError if they do not fit."""
+    import peft
+
+    with merging(adapter, base):
+        checkpoint.fit_embeddings(model, adapter)
+        tuned = peft.PeftModel.from_pretrained(model, str(adapter.folder))
+        # The same again says what that leaves out without an error.
+        read = tuned.load_adapter(str(adapter.folder), "default")
+        # Embeddings that were resized are saved twice.
+        unread = [key for key in read.unexpected_keys if ".modules_to_save." not in key]
+        if wrong := [*read.missing_keys, *unread]:
+            raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more weights have no counterpart")
+        return tuned.merge_and_unload()
