@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import ladecli
 from ladecli.decoder.backends import int8
 from ladecli.models import adapters
-from ladecli.models.adapters import ADAPTER
+from ladecli.models.model_files import ADAPTER
 
 from .adapters_here import make
 from .decoding import text_ids

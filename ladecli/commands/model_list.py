@@ -100,7 +100,7 @@ def _describe(cached: CachedModel, free: int) -> ListedModel:
         return ListedModel(cached.name, None, cached.bytes, note=note)
     model = ListedModel(cached.name, str(folder), cached.bytes)
     try:
-        if (folder / adapters.ADAPTER).is_file():
+        if (folder / model_files.ADAPTER).is_file():
             adapter = adapters.read_adapter(folder, cached.name)
             base = adapter.base or "a model that it does not name"
             return replace(model, note=adapter.fault or f"an adapter for {base}")

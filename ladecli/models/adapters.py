@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError
-from .model_files import TOKENIZERS, is_pointer, naming, no_regular_file, read_object, version
-
-ADAPTER = "adapter_config.json"
+from .model_files import (
+    ADAPTER,
+    TOKENIZERS,
+    is_pointer,
+    naming,
+    no_regular_file,
+    read_object,
+    version,
+)
 
 
 @dataclass(frozen=True, slots=True)

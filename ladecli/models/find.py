@@ -5,7 +5,6 @@ Nothing here imports torch, so that a wrong name is refused at once.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,18 +15,21 @@ from typing import Any
 from ..errors import LoadError
 from ..files import expanded
 from ..options.model import ModelOptions
-from .adapters import ADAPTER, Adapter, read_adapter
+from .adapters import Adapter, read_adapter
 from .gguf_header import GGUFHeader, first_part
 from .model_files import (
+    ADAPTER,
     GGUF,
     Config,
     Tensor,
     chat_templates,
     check_gguf,
+    holds_model,
     missing,
     naming,
     read_config,
     require_gguf,
+    snapshot_within,
     stored_tensors,
 )
 
@@ -159,7 +161,7 @@ def resolve(name: str) -> str:
         return name
     if path.is_file() and path.suffix != GGUF:
         raise LoadError(f"{name} is a file; give the folder that holds config.json, or a GGUF file")
-    if path.is_dir() and not _holds_model(path):
+    if path.is_dir() and not holds_model(path):
         raise LoadError(f"{name} {missing(path)}")
     return str(path)
 
@@ -168,24 +170,6 @@ def absolute(name: str) -> str:
     """Return a MODEL argument as it is understood from any folder."""
     path = expanded(name)
     return str(path.absolute()) if name != DEMO and path.exists() else name
-
-
-def _holds_model(path: Path) -> bool:
-    return any(any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}"))
-
-
-def snapshot_within(path: Path) -> Path:
-    """Return the snapshot that a model's folder in the Hugging Face cache stands for: the one that
-    main names, or the newest; any other path as it is."""
-    root = path.parent if path.name == "snapshots" else path
-    snapshots = [folder for folder in (root / "snapshots").glob("*") if _holds_model(folder)]
-    if not snapshots or _holds_model(path):
-        return path
-    with contextlib.suppress(OSError, ValueError):
-        main = root / "snapshots" / (root / "refs" / "main").read_text().strip()
-        if main in snapshots:
-            return main
-    return max(snapshots, key=lambda folder: folder.stat().st_mtime)
 
 
 def _find_adapter(name: str, revision: str | None, online: Callable[[], bool]) -> Adapter | None:

@@ -29,9 +29,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from ..errors import LoadError
 from ..files import expanded
-from .adapters import ADAPTER
-from .find import snapshot_within
-from .model_files import version
+from .model_files import ADAPTER, snapshot_within, version
 
 _OFFLINE = "{name} is not on this machine, and {why}{near}"
 _PROMPT = "; a prompt stands behind it in lade chat, behind --prompt in lade generate"

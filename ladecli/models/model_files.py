@@ -20,6 +20,8 @@ from ..files import is_device, read, read_text
 from .gguf_header import GGUFHeader, read_header
 
 GENERATION = "generation_config.json"
+ADAPTER = "adapter_config.json"
+"""The configuration of an adapter, in place of config.json."""
 GGUF = ".gguf"
 """The suffix of files that hold a whole model."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -205,6 +207,25 @@ def check_gguf(name: str, path: Path) -> GGUFHeader:
         raise LoadError(f"{name} {error}") from error
     except OSError as error:
         raise LoadError(f"{name} cannot be read ({error.strerror})") from error
+
+
+def holds_model(path: Path) -> bool:
+    """Return whether a folder has a model, or an adapter."""
+    return any(any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}"))
+
+
+def snapshot_within(path: Path) -> Path:
+    """Return the snapshot that a model's folder in the Hugging Face cache stands for: the one that
+    main names, or the newest; any other path as it is."""
+    root = path.parent if path.name == "snapshots" else path
+    snapshots = [folder for folder in (root / "snapshots").glob("*") if holds_model(folder)]
+    if not snapshots or holds_model(path):
+        return path
+    with contextlib.suppress(OSError, ValueError):
+        main = root / "snapshots" / (root / "refs" / "main").read_text().strip()
+        if main in snapshots:
+            return main
+    return max(snapshots, key=lambda folder: folder.stat().st_mtime)
 
 
 def missing(folder: Path) -> str | None:
