@@ -44,9 +44,9 @@ def long_session(report: Report, args: Namespace, place: Path) -> None:
     """One answer of 50,000 tokens in a context of 64k: memory, and the time of a plain step."""
     import torch
 
+    from ladecli.decoder.backends.load import load_decoder
     from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig
     from ladecli.decoder.events import Step
-    from ladecli.decoder.load import load_decoder
     from ladecli.decoder.strategies import make_strategy
     from tests.families import new_model
 

@@ -167,10 +167,12 @@ def command(folder: Path) -> Answers:
 def loaded(folder: Path, row: dict[str, Any]) -> Answers:
     """Answers of `ladecli.load`; notes the forward, and tokens per step of the last answer."""
     model = ladecli.load(folder, dtype="float32")
-    forward = model.session.decoder.runner.model
+    forward = model.session.decoder.executor.model
     row["forward"] = "own" if isinstance(forward, Transformer) else "transformers'"
     row["decoding"] = {"trees": "lookahead", "chains": "chains", "none": "plain"}[forward.drafts]
-    row["why"] = "; ".join(line.partition(": ")[2] for line in model.session.decoder.runner.notices)
+    row["why"] = "; ".join(
+        line.partition(": ")[2] for line in model.session.decoder.executor.notices
+    )
     answers = []
     for text in ASKED:
         events = model.stream(text, max_new_tokens=TOKENS, ignore_eos=True)

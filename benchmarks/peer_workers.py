@@ -127,7 +127,7 @@ class Ours(Worker):
         decoder, tree = self._model.session.decoder, TokenTree()
         tree.add(ids[1:], "text", len(ids))
         decoder.forget(keep_memory=True)
-        logits = decoder.runner.run(layout.build(ids[:1], 0, Draft(tree)))
+        logits = decoder.executor.run(layout.build(ids[:1], 0, Draft(tree)))
         return predicted(logits.float().numpy(), ids)
 
 

@@ -14,19 +14,18 @@ from torch import Tensor
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from .decoder.compat import CACHE_NAMES
+from .decoder.backends.compat import CACHE_NAMES
+from .decoder.backends.load import LoadOptions, choose_backend, decoder_of
+from .decoder.backends.modified import fingerprint, intervention, why_not_drafted
+from .decoder.backends.transformers_cache import OwnCacheModel
+from .decoder.backends.transformers_forward import StockModel
+from .decoder.backends.trial import facts_of
+from .decoder.backends.weights import make_transformer
 from .decoder.config import Limits, LookaheadConfig, SamplingConfig
-from .decoder.decoder import Decoder
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
-from .decoder.load import Wanted, find_way, new_cache
 from .decoder.model.forward import Forward
-from .decoder.model.modified import fingerprint, intervention, why_not_drafted
-from .decoder.model.own_cache import OwnCacheModel
-from .decoder.model.rotary import facts_of
-from .decoder.model.stock import StockModel
 from .decoder.model.transformer import Transformer
-from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
 from .generation_config import REFUSED, asking
 from .models.describe import empty_model
@@ -100,8 +99,8 @@ def lookahead(
     if generation_config.do_sample:  # temperature and the like are among the logits processors
         seed = int(torch.randint(2**62, (1,))) if lade_seed is None else lade_seed
         sampling = SamplingConfig(temperature=1.0, seed=seed)
-    forward, most = decoding.make_forward(model), text.shape[1]
-    decoder = Decoder(Runner(forward, new_cache(forward, most)), facts, max_context=most)
+    most = text.shape[1]
+    decoder = decoder_of(decoding.make_forward(model), facts, most)
     if most > decoder.max_context:
         ends = f"the text ends at the model's context of {decoder.max_context} tokens"
         warnings.warn(f"{ends}, before max_length={most}", stacklevel=2)
@@ -129,20 +128,21 @@ def _decoding_of(model: Any) -> _Decoding:
     hub = {"trust_remote_code": True, "local_files_only": True}
     spec, device = spec_of(empty_model(model.config, hub), model.dtype), detect(str(model.device))
     choice = select(None, device, spec, captured=False)
-    way = make = None
+    backend = make = None
     with suppress(*[UnsupportedModelError] if added else []):
-        way = None if why else find_way(model, facts, Wanted(join=False, not_ours=added))
+        if not why:
+            backend = choose_backend(model, facts, LoadOptions(join=False, not_ours=added))
     # Hooks are not meant for a prompt in parts, as the model's own cache needs it.
-    if way is None or (added and not isinstance(way.forward, StockModel)):
+    if backend is None or (added and not isinstance(backend.forward, StockModel)):
         lines = [f"transformers' own decoding runs, without drafts: {why or added}"]
     else:
         makers: dict[type[Forward], Callable[[Any], Forward]] = {
-            Transformer: partial(Transformer, facts=facts, join=False),
-            StockModel: partial(StockModel, shapes=way.forward.layer_shapes),
+            Transformer: partial(make_transformer, facts=facts, join=False),
+            StockModel: partial(StockModel, shapes=backend.forward.layer_shapes),
         }
-        make, lines = makers.get(type(way.forward), OwnCacheModel), [*way.notices]
+        make, lines = makers.get(type(backend.forward), OwnCacheModel), [*backend.notices]
         if added is None:  # hooks may count steps
-            decoder = Decoder(Runner(way.forward, new_cache(way.forward, 256)), facts)
+            decoder = decoder_of(backend.forward, facts, 256)
             choice = choice.priced(measured.after_load(decoder, device, spec, load_seconds=3.0))
     notices = (*choice.notices, *lines)
     for notice in notices:

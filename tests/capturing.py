@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ladecli.decoder.run.captured import Work
+from ladecli.decoder.backends.cuda_graphs import Work
 
 
 class Again:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ladecli.decoder.compat import CACHE_NAMES
+from ladecli.decoder.backends.compat import CACHE_NAMES
 
 
 class Compiler:

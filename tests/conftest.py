@@ -23,8 +23,8 @@ import torch
 
 import ladecli
 from ladecli.commands.cli import entry
-from ladecli.decoder.model import weights
-from ladecli.decoder.quiet import LOG
+from ladecli.decoder.backends import weights
+from ladecli.decoder.backends.quiet import LOG
 from ladecli.models.load import load
 from ladecli.profiles import measured
 from ladecli.session.conversation import from_json

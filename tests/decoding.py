@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.attention import choose_operations
+from ladecli.decoder.backends.cpu_layouts import packs, rows_alike
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.trial import facts_of
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.cpu_formats import packs, rows_alike
-from ladecli.decoder.model.rotary import facts_of
 from ladecli.decoder.sampling import LogitsProcessor, Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, StepResult
@@ -155,3 +156,9 @@ def three_texts(decoder: Decoder) -> list[list[int]]:
         ids_of(run(decoder, prompt_for("llama"), strategy, config, sampling, Limits(16)))
         for strategy, sampling in ways
     ]
+
+
+def use(decoder: Decoder, attention: str, *, kernels: bool = False) -> None:
+    """Let a decoder's steps have another attention backend, or Triton kernels."""
+    model = decoder.executor.model
+    model.use(choose_operations(attention, model.device, model.dtype, kernels=kernels))

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
-from ladecli.decoder.compat import needs_eager
+from ladecli.decoder.backends.compat import needs_eager
 
 from .tokenizers_here import byte_level
 

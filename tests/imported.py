@@ -19,7 +19,7 @@ from transformers.utils import logging
 import ladecli.models.load
 from ladecli import chat  # noqa: F401
 from ladecli.commands import cli, generate  # noqa: F401
-from ladecli.decoder import load
+from ladecli.decoder.backends import load
 from ladecli.decoder.layout import build
 from ladecli.decoder.strategy import Draft
 from ladecli.profiles import measured
@@ -35,7 +35,7 @@ def decode() -> None:
         warnings.simplefilter("ignore")
         demo = Path(ladecli.__file__).with_name("demo")
         decoder = load.load_decoder(AutoModelForCausalLM.from_pretrained(demo))
-        decoder.runner.run(build([1, 2, 3], 0, Draft()))
+        decoder.executor.run(build([1, 2, 3], 0, Draft()))
     logging.enable_progress_bar()
 
 

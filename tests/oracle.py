@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.load import load_decoder, new_cache
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.kv_cache import LayerShape
+from ladecli.decoder.executor import Executor, Read, T
+from ladecli.decoder.kv_cache import LayerShape, StepCache
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.model.families import ModelFacts
-from ladecli.decoder.model.forward import Drafts, Forward, StepCache, StepInputs
-from ladecli.decoder.run.runner import Read, Runner, T
+from ladecli.decoder.model.forward import Drafts, Forward, Operations, StepInputs
 
 CPU = torch.device("cpu")
 
@@ -36,12 +36,10 @@ class Oracle:
         steps: for every forward, the text that each of its tokens saw.
     """
 
-    attention = "oracle"
+    operations = Operations("oracle")
     device = CPU
     dtype = torch.float32
-    keeps_weights = True
-    foreign = False
-    kernels = False
+    context = staticmethod(torch.inference_mode)
     drafts: Drafts = "trees"
 
     def __init__(self, rule: Rule, vocabulary: int = 100) -> None:
@@ -54,7 +52,7 @@ class Oracle:
         """One layer of one head: keys are token and position, values the token."""
         return [LayerShape(1, 2, 1, torch.float32, CPU)]
 
-    def use(self, attention: str, ops: object = None) -> None:
+    def use(self, operations: Operations) -> None:
         """There are no kernels."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
@@ -103,22 +101,22 @@ class Markov(Oracle):
         return self.table[step.tokens if step.outputs is None else step.tokens[step.outputs]]
 
 
-class Captured(Runner):
-    """A runner that computes a step when it is started, as a GPU does with captured steps."""
+class Captured(Executor):
+    """An executor that computes a step when it is started, as a GPU does with captured steps."""
 
-    captures = True
+    overlaps = True
 
-    def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
+    def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
         """Run the step at once."""
         return read(self.run(layout))
 
 
 def decoder_with(
-    model: Oracle, context: int = 512, chunk: int = 512, runner: type[Runner] = Runner
+    model: Oracle, context: int = 512, chunk: int = 512, kind: type[Executor] = Executor
 ) -> Decoder:
     """A decoder that runs a fake forward."""
     facts = ModelFacts("oracle", 1, model.vocabulary, context, None, None)
-    return Decoder(runner(model, new_cache(model, context)), facts, prefill_chunk=chunk)
+    return Decoder(kind(model, new_cache(model, context), facts, chunk=chunk))
 
 
 def oracle(rule: Rule, vocabulary: int = 100, context: int = 512, chunk: int = 512) -> Decoder:
@@ -126,9 +124,9 @@ def oracle(rule: Rule, vocabulary: int = 100, context: int = 512, chunk: int = 5
     return decoder_with(Oracle(rule, vocabulary), context, chunk)
 
 
-def scrambled(memory: int = 1, chunk: int = 512, runner: type[Runner] = Runner) -> Decoder:
+def scrambled(memory: int = 1, chunk: int = 512, kind: type[Executor] = Executor) -> Decoder:
     """A decoder whose text looks random, of 12 tokens."""
-    return decoder_with(Oracle(scrambles(12, memory), 12), chunk=chunk, runner=runner)
+    return decoder_with(Oracle(scrambles(12, memory), 12), chunk=chunk, kind=kind)
 
 
 def cached_ids(decoder: Decoder) -> list[int]:
@@ -158,7 +156,7 @@ class Changed:
 
 def change_logits(decoder: Decoder, change: Callable[[StepInputs, Tensor], Tensor]) -> None:
     """Let a function change the logits of every forward of a decoder."""
-    decoder.runner.model = Changed(decoder.runner.model, change)
+    decoder.executor.model = Changed(decoder.executor.model, change)
 
 
 def watch(decoder: Decoder, after: Callable[[StepInputs], object]) -> Decoder:

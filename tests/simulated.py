@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ladecli.decoder.backends.cuda_graphs import CudaGraphs, Work
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.kv_cache import KVCache, LayerShape
+from ladecli.decoder.kv_cache import KVCache, LayerShape, StepCache
 from ladecli.decoder.model.families import ModelFacts
-from ladecli.decoder.model.forward import StepCache, StepInputs
-from ladecli.decoder.run.captured import CudaGraphs, Work
+from ladecli.decoder.model.forward import StepInputs
 
 from .oracle import Oracle
 
@@ -105,7 +105,7 @@ class Simulated(TorchDispatchMode):
             self._since = began - before
 
     def capture(self, work: Work) -> Work:
-        """Capture work; see `captured.Capture`."""
+        """Capture work; see `cuda_graphs.Capture`."""
         work()
 
         @torch.inference_mode()
@@ -234,4 +234,4 @@ def simulated_decoder(device: Simulated, vocabulary: int, context: int = 2048) -
     model = Circle(vocabulary)
     facts = ModelFacts("oracle", 1, vocabulary, context, None, None)
     cache = KVCache(model.layer_shapes, context + 256, context + 256)
-    return Decoder(CudaGraphs(model, cache, facts, context, capture=device.capture), facts)
+    return Decoder(CudaGraphs(model, cache, facts, context, capture=device.capture))

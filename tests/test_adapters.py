@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ladecli
-from ladecli.decoder.model import int8
+from ladecli.decoder.backends import int8
 from ladecli.models import adapters
 from ladecli.models.model_files import ADAPTER
 

@@ -73,6 +73,14 @@ def test_the_decoder_knows_only_itself_and_tensors(path: Path) -> None:
     assert not called & {"print", "input", "open"}
 
 
+def test_the_core_of_the_decoder_knows_no_backend() -> None:
+    """What exists for speed, for other people's forwards, or for several processes stays beside."""
+    beside = ("ladecli.decoder.backends", "ladecli.decoder.ranks")
+    for path in decoder_files():
+        if path.relative_to(ROOT).parts[1] not in ("backends", "ranks"):
+            assert not [name for name in imports_of(path) if name.startswith(beside)], path
+
+
 def test_only_the_models_room_knows_torch() -> None:
     for path in FILES:
         own = path.relative_to(ROOT)

@@ -581,7 +581,7 @@ def test_compare_decodes_the_same_text_again(
     loaded: list[Decoder] = []
 
     def other_text() -> None:
-        model: Any = loaded[-1].runner.model
+        model: Any = loaded[-1].executor.model
         forward = model.forward
         model.forward = lambda *given: -forward(*given)
 

@@ -18,8 +18,8 @@ from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import ladecli
-from ladecli.decoder.compat import cache_argument, returned_cache
-from ladecli.decoder.model.modified import fingerprint
+from ladecli.decoder.backends.compat import cache_argument, returned_cache
+from ladecli.decoder.backends.modified import fingerprint
 from ladecli.profiles import user
 
 from .families import model_of, new_model, prompt_for

@@ -87,7 +87,7 @@ def test_attention_comes_to_a_name(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ladecli.decoder.model.attention.triton_available", lambda _: works)
+    monkeypatch.setattr("ladecli.decoder.backends.attention.triton_available", lambda _: works)
     model = replace(shape(), compute=compute, latent=options.pop("latent", None))
     found = decode_setup.choose_attention(StepOptions(**options), device, model)
     assert found.name == name

@@ -15,13 +15,13 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
-from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.transformer import Transformer
 
-from .decoding import PAPER, decoder_of, ids_of, run, transformers_ids
+from .decoding import PAPER, decoder_of, ids_of, run, transformers_ids, use
 from .families import FAMILIES, OWN, model_of, prompt_for
 
 pytestmark = pytest.mark.slow
@@ -66,8 +66,8 @@ def test_texts_are_those_of_transformers(family: str) -> None:
     expected = theirs(family)
     assert len(set(expected)) > 5, "a text that repeats itself proves little"
     decoder, limits = decoder_of(family), Limits(len(expected))
-    assert type(decoder.runner.model) is (Transformer if family in OWN else StockModel)
-    assert not decoder.runner.notices
+    assert type(decoder.executor.model) is (Transformer if family in OWN else StockModel)
+    assert not decoder.executor.notices
     # Strategies that draft chains take turns: they differ in where chains are from alone.
     chains = ("jacobi", "prompt-lookup")[[*FAMILIES].index(family) % 2]
     for attention, strategy, config in (
@@ -76,7 +76,7 @@ def test_texts_are_those_of_transformers(family: str) -> None:
         ("sdpa", chains, PAPER),
         ("reference", "lookahead", ALL),
     ):
-        decoder.runner.model.use(attention)
+        use(decoder, attention)
         decoder.forget()
         events = run(decoder, prompt_for(family), strategy, config, limits=limits)
         assert ids_of(events) == expected, (attention, strategy)

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 import ladecli
+from ladecli.decoder.backends.rescoring import scored
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ladecli.decoder.rescoring import scored
 from ladecli.decoder.sampling import restricted
 from ladecli.decoder.strategy import Strategy
 from ladecli.events import Ended, TextEvent

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends import int8
+from ladecli.decoder.backends.invariant import BLOCK
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.layout import build_chunk
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import int8
-from ladecli.decoder.model.attention.invariant import BLOCK
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.models import load as models
 from ladecli.models.load import LoadedModel
@@ -113,10 +113,10 @@ def test_families_whose_head_is_the_embedding(family: str) -> None:
         int8.quantise(model, torch.float32)
         theirs = model(torch.tensor([prompt])).logits[0]
     decoder = load_decoder(model, attention="invariant")
-    assert isinstance(decoder.runner.model, Transformer) == (family != "olmo")
+    assert isinstance(decoder.executor.model, Transformer) == (family != "olmo")
     layout = build_chunk(prompt, 0)
     layout.outputs.extend(range(len(prompt)))
-    for logits in (theirs, decoder.runner.run(layout)):
+    for logits in (theirs, decoder.executor.run(layout)):
         assert 1e-4 < float((logits - plain).square().mean().sqrt() / plain.std()) < 0.1
     texts = [ids_of(run(decoder, prompt, way)) for way in ("autoregressive", "lookahead")]
     assert texts[0] == texts[1] or (len(texts[1]) > 5 and not decoder.batch_invariant)
@@ -169,7 +169,7 @@ def test_weights_are_held_once() -> None:
         before, rest = theirs(), loaded.model.get_memory_footprint()
         assert size() + rest == pytest.approx(weight_bytes, rel=0.05)
         for _ in range(2):  # another decoder takes what the first one has
-            ours = Session(loaded).decoder.runner.model
+            ours = Session(loaded).decoder.executor.model
             assert isinstance(ours, Transformer)
             held = [each for layer in ours.layers for each in layer.products]
             assert len(held) < len(layers) - 1

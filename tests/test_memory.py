@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import Limits, LookaheadConfig, chunk_on
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError
 from ladecli.models.describe import empty_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from ladecli.decoder.compat import returned_cache
+from ladecli.decoder.backends.compat import returned_cache
 from ladecli.decoder.config import Limits
 from ladecli.models.describe import empty_model
 from ladecli.models.fit import spec_of

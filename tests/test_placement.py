@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from ladecli.decoder.backends.transformers_forward import input_device
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
-from ladecli.decoder.model.stock import input_device
 from ladecli.models import memory, placement
 from ladecli.models.device import Device
 from ladecli.models.load import load

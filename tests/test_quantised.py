@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ladecli.decoder.backends import int8
 from ladecli.decoder.config import Limits, LookaheadConfig
-from ladecli.decoder.model import int8
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models.load import LoadedModel, load
@@ -86,7 +86,7 @@ def test_lookahead_gives_the_text_of_plain_decoding_but_for_near_ties(
 
 def test_plain_decoding_equals_transformers(session: Session, plain: dict[str, Any]) -> None:
     """Our own forward calls the modules of packed weights."""
-    assert isinstance(session.decoder.runner.model, Transformer)
+    assert isinstance(session.decoder.executor.model, Transformer)
     wanted, _ = plain[PROMPTS[0]]
     ids = session.encode(PROMPTS[0])
     assert transformers_ids(session.loaded.model, ids, len(wanted)) == wanted

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladecli.decoder.load import load_decoder
+from ladecli.decoder.backends.load import load_decoder
 
 from . import forked
 from .decoding import ids_of, run, transformers_ids
@@ -64,7 +64,7 @@ def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
     warnings are errors."""
     model, prompt = new_model(family), prompt_for(family)
     expected = transformers_ids(model, prompt, 20)
-    silent = load_decoder(model, join=False).runner
+    silent = load_decoder(model, join=False).executor
     warned, forward = 0, model.forward
 
     @functools.wraps(forward)
@@ -77,8 +77,8 @@ def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
     model.forward = warning
     decoder = load_decoder(model, join=False)
     assert warned
-    assert type(decoder.runner.model) is type(silent.model)
-    assert decoder.runner.notices == silent.notices
+    assert type(decoder.executor.model) is type(silent.model)
+    assert decoder.executor.notices == silent.notices
     assert ids_of(run(decoder, prompt))[:20] == expected
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import RankError
-from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.models.load import LoadedModel, load
 from ladecli.session.parallel import Followers, Order
@@ -120,7 +120,7 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.Mo
     session = captured(monkeypatch, capture)
     assert session.notices == ()
     assert answer(session, PROMPT, SHARED) == plain_answer()
-    assert session.decoder.runner.graphs_made
+    assert session.decoder.executor.graphs_made
     assert session.new_notices() == []
     capture.fails = True
     session.decoder.forget()
@@ -139,7 +139,7 @@ def test_followers_are_told_the_widths_that_their_leader_has(
     crew, session = Crew(), captured(monkeypatch, Again())
     answer(leading(crew), PROMPT, SHARED)
     ((_, told),) = crew.tasks
-    widths = session.decoder.runner.widths(SHARED.lookahead.step_limit)
+    widths = session.decoder.executor.widths(SHARED.lookahead.step_limit)
     assert told.lookahead.widths == tuple(widths)
     assert widths[-1] == SHARED.lookahead.step_limit
 

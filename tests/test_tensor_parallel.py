@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from ladecli.decoder import layout
-from ladecli.decoder.load import load_decoder
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.errors import LadeError, UsageError
 from ladecli.models import placement
@@ -52,9 +52,9 @@ def findings(folder: str, ranks: int) -> dict[str, Any]:
         "split": (getattr(model, "tp_size", None) or 1) > 1,
         "held": sum(part.nbytes for part in parts),
         "estimated": planned.part.weight_bytes,
-        "heads": decoder.runner.model.layer_shapes[0].heads,
+        "heads": decoder.executor.model.layer_shapes[0].heads,
         "estimated_heads": planned.part.kv_heads,
-        "logits": decoder.runner.run(layout.build([5, 7, 11, 13], 0, Draft())).tolist(),
+        "logits": decoder.executor.run(layout.build([5, 7, 11, 13], 0, Draft())).tolist(),
     }
 
 

@@ -19,12 +19,12 @@ import transformers
 from widen import widen
 
 from ladecli.decoder import layout
+from ladecli.decoder.backends.cuda_graphs import Capture, GraphCapture, Work
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.captured import Capture, GraphCapture, Work
-from ladecli.decoder.run.runner import whole as logits_of
+from ladecli.decoder.executor import whole as logits_of
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
@@ -179,12 +179,12 @@ def load(folder: str) -> None:
     show({"weights_seconds": round(seconds, 2), "with_weights": memory()})
     decoder, seconds = timed(partial(decoder_for, model))
     show({"decoder_seconds": round(seconds, 2), "joined": memory()})
-    show({"notices": decoder.runner.notices})
+    show({"notices": decoder.executor.notices})
     prompt = [7 * i % 200 for i in range(64)]
     one, seconds = timed(partial(answer, decoder, prompt, 1))
     show({"first_token_seconds": round(seconds, 3), "tokens": one})
     _, seconds = timed(partial(answer, decoder, prompt, 32))
-    show({"next_32_seconds": round(seconds, 3), "captured": decoder.runner.graphs_made})
+    show({"next_32_seconds": round(seconds, 3), "captured": decoder.executor.graphs_made})
     show({"with_graphs": memory()})
 
 
@@ -208,9 +208,9 @@ def steps(name: str) -> None:
         reads -= model.get_input_embeddings().weight.nbytes
     decoder = decoder_for(model, watch)
     watch.launches.clear()  # those of the trial at load
-    runner = decoder.runner
+    executor = decoder.executor
     show({"copy_bytes_per_second": rate, "read_bytes": reads})
-    show({"attention": runner.model.attention, "notices": runner.notices})
+    show({"attention": executor.model.operations.name, "notices": executor.notices})
     launches: dict[int, Work] = {}
     for context in CONTEXTS:
         if context + CAPTURED_WIDTHS[-1] > decoder.max_context:
@@ -220,7 +220,7 @@ def steps(name: str) -> None:
         layouts = {width: layout.build([3], context, draft) for width, draft in drafts.items()}
         for width, step in layouts.items():
             before = len(watch.launches)
-            runner.start(step, logits_of)()
+            executor.launch(step, logits_of)()
             if len(watch.launches) > before:
                 launches[width] = watch.launches[-1]
         if not launches:
@@ -309,8 +309,8 @@ def whole_step(
     decoder: Decoder, step: layout.StepLayout, draft: Draft, sampling: SamplingConfig
 ) -> None:
     """A step as the loop runs it, up to the tokens on the host."""
-    sampler = Sampler(sampling, most_probable=decoder.runner.most_probable)
-    decoder.runner.start(step, partial(sampler.read, layout=step, draft=draft))()
+    sampler = Sampler(sampling, most_probable=decoder.executor.most_probable)
+    decoder.executor.launch(step, partial(sampler.read, layout=step, draft=draft))()
 
 
 def profile(launch: Work) -> list[list[Any]]:

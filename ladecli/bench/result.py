@@ -54,7 +54,7 @@ def describe_model(session: Session) -> dict[str, Any]:
         "compute": shape.compute,
         "context": session.decoder.max_context,  # the most tokens here
         "attention": session.setup.attention.name,
-        "captured": session.decoder.runner.captures,
+        "captured": session.decoder.executor.overlaps,
     }
 
 

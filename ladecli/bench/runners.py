@@ -78,7 +78,7 @@ class OwnRunner:
     @property
     def built(self) -> int:
         """CUDA graphs captured so far."""
-        return self._session.decoder.runner.graphs_made
+        return self._session.decoder.executor.graphs_made
 
     def begin(self) -> None:
         """Forget text and drafts."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 
-from ..decoder.compat import GENERATE_CACHE
+from ..decoder.backends.compat import GENERATE_CACHE
 from ..errors import LadeError
 from ..generation_config import as_generate
 from ..session.text import TextStream
@@ -58,7 +58,7 @@ class StockRunner:
     def begin(self) -> None:
         """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
         decoder = self._session.decoder
-        decoder.forget(keep_memory=decoder.runner.captures)
+        decoder.forget(keep_memory=decoder.executor.overlaps)
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """Answer one prompt; errors are those of transformers."""

@@ -221,7 +221,7 @@ class Verifier:
         cancelled: Callable[[], bool],
         advance: Callable[[int], None],
     ) -> None:
-        from ..decoder.rescoring import Rescorer
+        from ..decoder.backends.rescoring import Rescorer
 
         loaded = session.loaded
         self._session, self._cancelled, self._advance = session, cancelled, advance

@@ -19,8 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from .. import __version__
+from ..decoder.backends.quiet import LOG, quiet
 from ..decoder.errors import ConfigError, Error, PromptError
-from ..decoder.quiet import LOG, quiet
 from ..errors import INTERRUPTED, LadeError, UsageError, describe_error
 from ..options import COMMANDS, request_of
 from ..options.declare import CONFIG_FILE, PREFIX, Option, Options, options_of

@@ -195,7 +195,7 @@ class _Answers:
     def _as_json(self, tally: Tally) -> dict[str, Any]:
         """Return the JSON object of an answer; its keys are part of the interface."""
         session, settings = self._session, self._settings
-        runner, sampling = session.decoder.runner, dataclasses.asdict(settings.sampling)
+        executor, sampling = session.decoder.executor, dataclasses.asdict(settings.sampling)
         seed = sampling.pop("seed")
         return {
             "model": session.loaded.name,
@@ -209,7 +209,7 @@ class _Answers:
                 **record.decoding(settings),
                 "profile": session.choice.profile,
                 "attention": session.attention,
-                "cuda_graphs": runner.captures,
+                "cuda_graphs": executor.overlaps,
                 "ranks": session.ranks,
                 "parallel_mode": self._request.parallel_mode if session.ranks > 1 else None,
                 "steps": tally.steps,

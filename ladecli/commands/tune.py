@@ -30,7 +30,7 @@ def run(request: TuneRequest) -> int:
     # Without drafts a load measures nothing.
     session = opening.open_session(request, terminal, DraftOptions(strategy="autoregressive"))
     decoder, loaded = session.decoder, session.loaded
-    if decoder.runner.model.drafts == "none":
+    if decoder.executor.model.drafts == "none":
         raise LadeError(f"{loaded.name} is decoded one token at a time: no step is wider")
     try:
         with terminal.progress(f"measuring for {request.seconds:g} s"):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 
-from .config import Limits, SamplingConfig, chunk_on
+from .config import Limits, SamplingConfig
 from .engine import Generation
 from .errors import DecoderError, PromptError
 from .events import Event, Finished
-from .model.families import ModelFacts
-from .run.executor import Chained, Executor, Stopped
-from .run.runner import Runner
+from .executor import Executor, Stopped
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
 from .tree import common_prefix
@@ -24,37 +22,24 @@ class Decoder:
     still in it is prefilled from there on only.
 
     Args:
-        max_context: the most tokens of prompt and text together, not more than the model was made
-            for; None for as many.
-        prefill_chunk: prompt tokens per forward; None for what suits the device.
+        executor: runs steps in this process.
         batch_invariant: whether a token's logits are the same in every step; see
-            `model.attention.invariant`.
+            `backends.invariant`.
+        keeps_weights: whether the model's own weights lie as transformers loaded them.
 
     Attributes:
-        max_context, batch_invariant: as above.
-        runner, facts: how forwards are run; about the model.
+        executor, batch_invariant, keeps_weights: as above.
+        facts, max_context: about the model; the most tokens of prompt and text together.
         lock: held while a step runs; to be held where another thread changes what it reads.
         cache: keys and values of the committed text.
-        local: runs steps in this process.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        facts: ModelFacts,
-        *,
-        max_context: int | None = None,
-        prefill_chunk: int | None = None,
-        batch_invariant: bool = False,
+        self, executor: Executor, *, batch_invariant: bool = False, keeps_weights: bool = True
     ) -> None:
-        self.runner = runner
-        self.batch_invariant = batch_invariant
-        self.facts = facts
-        self.max_context = min(max_context or facts.context, facts.most_context)
-        self.cache = runner.cache
-        kind = Executor if runner.model.drafts == "trees" else Chained
-        chunk = prefill_chunk or chunk_on(runner.device.type)
-        self.local = kind(runner, facts, self.max_context, chunk)
+        self.executor, self.cache = executor, executor.cache
+        self.facts, self.max_context = executor.facts, executor.max_context
+        self.batch_invariant, self.keeps_weights = batch_invariant, keeps_weights
         # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
         # The thread that has it may free another one, which was left: that takes it again.
         self.lock = threading.RLock()
@@ -74,7 +59,7 @@ class Decoder:
             self.cache.truncate(0)
             if not keep_memory:
                 self.cache.release()
-                self.runner.forget()
+                self.executor.forget()
 
     def generate(
         self,
@@ -102,7 +87,7 @@ class Decoder:
             limits: where to end.
             processors: transformers' logits processors, applied before `sampling`.
             detailed: whether steps say what they tried; see `events.Detail`.
-            executor: runs the steps; None for `local`.
+            executor: runs the steps; None for its own.
             logprobs: how many of the most probable tokens are named at the place of each, with
                 log-probabilities; None where none are wanted, the token's own neither.
 
@@ -127,9 +112,9 @@ class Decoder:
         generation = Generation(
             State(list(prompt), len(prompt), sampling, end),
             strategy,
-            Sampler(sampling, processors, logprobs, self.runner.most_probable),
+            Sampler(sampling, processors, logprobs, self.executor.ranking),
             limits,
-            executor or self.local,
+            executor or self.executor,
             detailed,
         )
         return self._run(generation)

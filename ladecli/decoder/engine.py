@@ -8,7 +8,7 @@ from time import perf_counter
 
 from .config import Limits
 from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, StepTimes, Token
-from .run.executor import Executor, Fed, TooWide
+from .executor import Executor, FailedStep, StartedStep
 from .sampling import Sampler
 from .strategy import State, Strategy
 
@@ -66,7 +66,7 @@ class Generation:
             raise
         yield from done
 
-    def _start(self) -> tuple[Fed, float, float]:
+    def _start(self) -> tuple[StartedStep, float, float]:
         """The first half of a step: what is fed, when it began, and when its forward did."""
         began = perf_counter()
         # 1) Propose: what may follow the text, as deep and as wide as there is room for.
@@ -75,13 +75,13 @@ class Generation:
         fed = self.executor.start(self.state, draft, self.sampler)
         return fed, began, perf_counter()
 
-    def _finish(self, fed: Fed, began: float, started: float) -> list[Event]:
+    def _finish(self, step: StartedStep, began: float, started: float) -> list[Event]:
         """The second half: what came of it."""
-        state, (draft, width) = self.state, fed
+        state, (draft, width) = self.state, step
         # 4) Verify: walk down the tree as far as the model agrees.
         found = self.executor.verify()
         chosen = perf_counter()
-        if isinstance(found, TooWide):
+        if isinstance(found, FailedStep):
             # It is proposed again, if anything smaller is left to try.
             left = self.executor.narrow(found)
             self.reason = None if left else "memory"
@@ -105,7 +105,7 @@ class Generation:
             Step(
                 tokens=tuple(found.tokens),
                 width=width,
-                proposed=len(draft.tree),
+                proposed=len(draft.tree.tokens),
                 seconds=done - began,
                 times=StepTimes(
                     draft=started - began,

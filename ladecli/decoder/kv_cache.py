@@ -12,7 +12,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,16 @@ class Target(NamedTuple):
     values: Tensor
     start: int | Tensor
     end: int
+
+
+class StepCache(Protocol):
+    """Where a step's keys and values go."""
+
+    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
+
+    def target(self, index: int, count: int) -> Target:
+        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
 
 
 class KVCache:

@@ -99,7 +99,7 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
         draft: what to try beside them.
     """
     count, tree, window = len(pending), draft.tree, draft.window
-    current, first_cell = position + count - 1, count + len(tree)
+    current, first_cell = position + count - 1, count + len(tree.tokens)
     tokens = [*pending, *tree.tokens]
     positions = [*range(position, position + count), *[current + depth for depth in tree.depths]]
     outputs = list(range(count - 1, first_cell))

@@ -53,10 +53,6 @@ class Room:
     branches: bool = True
     """Whether a tree may have more than one path."""
 
-    def places(self, limit: int) -> int:
-        """Tokens of a draft that fit, where no rank's step may have more than `limit`."""
-        return sum([limit - load for load in self.loads if load < limit])
-
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -15,10 +15,11 @@ from huggingface_hub.utils import enable_progress_bars
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from ..decoder.backends.facts import model_facts
+from ..decoder.backends.quiet import quiet
 from ..decoder.errors import Error, UnsupportedModelError
 from ..decoder.faults import is_out_of_memory
-from ..decoder.model.families import ModelFacts, model_facts
-from ..decoder.quiet import quiet
+from ..decoder.model.families import ModelFacts
 from ..errors import LoadError
 from . import hub, model_files
 from .adapters import Adapter

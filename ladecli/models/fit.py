@@ -14,8 +14,8 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
-from ..decoder.model import int8
-from ..decoder.model.cpu_formats import computed_in
+from ..decoder.backends import int8
+from ..decoder.backends.cpu_layouts import computed_in
 from ..options.model import ModelOptions, PlacementOptions
 from . import checkpoint, device, model_files, placement
 from .describe import ModelDescription, empty_model, loading, merging

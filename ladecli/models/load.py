@@ -17,11 +17,11 @@ import torch
 import transformers
 from transformers import GenerationConfig
 
-from ..decoder.compat import needs_eager
+from ..decoder.backends import int8
+from ..decoder.backends.compat import needs_eager
+from ..decoder.backends.quiet import quiet
+from ..decoder.backends.transformers_forward import input_device
 from ..decoder.faults import is_out_of_memory, reason_of
-from ..decoder.model import int8
-from ..decoder.model.stock import input_device
-from ..decoder.quiet import quiet
 from ..errors import LoadError
 from ..generation_config import AnswerDefaults, AsStated, leave_out
 from . import checkpoint, hub, memory, model_files, placement

@@ -36,10 +36,10 @@ class Placement:
 
     @property
     def own_int8(self) -> bool:
-        """Whether weights of 8 bits are ours (`decoder.model.int8`), and not bitsandbytes'."""
+        """Whether weights of 8 bits are ours (`decoder.backends.int8`), and not bitsandbytes'."""
         if self.quantize != "8bit" or self.device.kind != "cpu":
             return False
-        from ..decoder.model import int8
+        from ..decoder.backends import int8
 
         return self.device_map is None and self.split == 1 and int8.available()
 

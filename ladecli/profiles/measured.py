@@ -43,12 +43,13 @@ def path() -> Path:
 
 def key_of(decoder: Decoder, device: Device, spec: ModelSpec) -> str:
     """Return what the steps of a decoder are kept under."""
-    runner = decoder.runner
-    model = runner.model
+    executor = decoder.executor
+    model = executor.model
     return (
         f"{user.key_of(device)}, torch {version('torch')}: {spec.parameters:.0f} parameters in"
         f" {spec.weights}, {spec.layers} layers of {spec.hidden} and {spec.inner};"
-        f" {type(model).__name__} by {model.attention}{' in graphs' if runner.captures else ''}"
+        f" {type(model).__name__} by {model.operations.name}"
+        f"{' in graphs' if executor.overlaps else ''}"
     )
 
 
@@ -74,7 +75,7 @@ def run(
     decoder: Decoder, device: Device, seconds: float, known: Collection[int]
 ) -> dict[int, list[float]]:
     """Measure steps for so many seconds; see `measuring.measure`."""
-    from ..decoder import measuring  # it imports torch
+    from ..decoder.backends import measuring  # it imports torch
 
     alone = device.kind == "cpu" and device.threads == 1
     clock = time.thread_time if alone else time.perf_counter  # other programs do not count
@@ -85,14 +86,14 @@ def after_load(
     decoder: Decoder, device: Device, spec: ModelSpec, load_seconds: float
 ) -> dict[int, float]:
     """Measure a little after a load, and return the seconds of steps by width, earlier ones too."""
-    from ..decoder import measuring
+    from ..decoder.backends import measuring
 
     key = key_of(decoder, device, spec)
     known = read_all().get(key, {})
     limit = max(SHARE * load_seconds, LEAST)
     if {*measuring.WIDTHS} <= {*known}:
         limit /= 3
-    if decoder.runner.model.drafts == "none" or not SHARE:
+    if decoder.executor.model.drafts == "none" or not SHARE:
         return known
     least = {width: min(times) for width, times in run(decoder, device, limit, known).items()}
     seconds = dict(known)

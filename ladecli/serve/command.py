@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..decoder.quiet import LOG
+from ..decoder.backends.quiet import LOG
 from ..errors import UsageError
 from ..options.answer import ServeRequest
 from ..session import opening, pool_file

@@ -151,7 +151,7 @@ class Worker:
         Raises:
             DeviceLostError, RankError: nothing can be answered any more; the client knows.
         """
-        from ..decoder.load import return_freed_memory
+        from ..decoder.backends.load import return_freed_memory
 
         try:
             while self.until == math.inf and not pressed():

@@ -23,7 +23,7 @@ from .setup import check_device, check_options, decide
 
 if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
-    from ..decoder.run.ranks.transport import DistributedTransport
+    from ..decoder.ranks.transport import DistributedTransport
     from ..models.fit import PlannedModel
     from ..options.answer import AnswerOptions, RankedOptions, TemplateChoice, TemplateOptions
     from ..options.model import SessionOptions

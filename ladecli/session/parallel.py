@@ -35,8 +35,8 @@ from .place import Place, assign_device, find_place, read_torchrun
 
 if TYPE_CHECKING:
     from ..decoder.drafting.store import DraftStore
-    from ..decoder.run.ranks.executors import Ranks
-    from ..decoder.run.ranks.transport import DistributedTransport
+    from ..decoder.ranks.executors import Ranks
+    from ..decoder.ranks.transport import DistributedTransport
     from ..models.load import LoadedModel
     from .session import Session, Settings
 
@@ -91,7 +91,7 @@ def start_ranks(
             rendezvous = (Path(folder) / "ranks").as_uri()
             followers = _start_processes(place, (request, plan, rendezvous, folder))
             failure = stack.enter_context(followers)
-        from ..decoder.run.ranks.transport import DistributedTransport
+        from ..decoder.ranks.transport import DistributedTransport
 
         ranks = DistributedTransport(place.rank, place.size, rendezvous, failure)
         stack.callback(ranks.close)
@@ -303,7 +303,7 @@ def _follow(place: Place, request: RankedOptions, plan: Planner, rendezvous: str
     """Decode what the leader decodes until it ends."""
     # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from ..decoder.run.ranks.transport import DistributedTransport
+    from ..decoder.ranks.transport import DistributedTransport
 
     ranks = DistributedTransport(place.rank, place.size, rendezvous)
     request = assign_device(request, place)
@@ -357,7 +357,7 @@ def compare_loaded(loaded: LoadedModel, ranks: DistributedTransport) -> None:
     Raises:
         RankError: they have not loaded the same.
     """
-    from ..decoder.run.ranks.transport import weights_digest
+    from ..decoder.ranks.transport import weights_digest
     from . import pool_file
 
     split = loaded.placement.split > 1  # each rank holds another part of the weights
@@ -377,10 +377,10 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
     Raises:
         RankError: a rank failed, or differs.
     """
-    from ..decoder.run.ranks.executors import LookaheadParallel, TensorParallel
+    from ..decoder.ranks.executors import LookaheadParallel, TensorParallel
 
     kind = TensorParallel if split else LookaheadParallel
-    session.executor = executor = kind(session.decoder.local, ranks)
+    session.executor = executor = kind(session.decoder.executor, ranks)
     session.ranks = ranks.size
     session.followers = Followers(ranks, executor, split=split) if ranks.rank == 0 else None
     _compare(ranks, {"max-context": session.decoder.max_context})

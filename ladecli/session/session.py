@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from ..decoder.backends.load import load_decoder
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
-from ..decoder.load import load_decoder
-from ..decoder.run.executor import Executor
+from ..decoder.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
@@ -83,7 +83,7 @@ class Session:
         self.ranks = 1  # how many processes decode together
         self.followers: Any = None  # `parallel.Followers`, where this leads other ranks
         self._shared: Generator[TextEvent] | None = None  # the last answer of all ranks
-        self._notices_shown = {*self.decoder.runner.notices}
+        self._notices_shown = {*self.decoder.executor.notices}
         self._template: tuple[str, ChatTemplate] | None = None  # the last one asked for
 
     @cached_property
@@ -102,13 +102,13 @@ class Session:
     @property
     def attention(self) -> str:
         """Name of the attention backend of its steps: that of the setup, unless it failed here."""
-        return self.decoder.runner.model.attention
+        return self.decoder.executor.model.operations.name
 
     @cached_property
     def stock_model(self) -> Any:
         """The model as transformers loads it; loaded once more where our forward keeps weights in
         an order of its own, in which transformers' would run at another speed."""
-        kept = self.decoder.runner.model.keeps_weights
+        kept = self.decoder.keeps_weights
         return self.loaded.model if kept else self.loaded.again()
 
     def start_over(self) -> None:
@@ -158,7 +158,7 @@ class Session:
     @property
     def notices(self) -> tuple[str, ...]:
         """Lines that the user should see before the first answer."""
-        notices = [*self.loaded.notices, *self.decoder.runner.notices]
+        notices = [*self.loaded.notices, *self.decoder.executor.notices]
         if ignored := self.loaded.defaults.ignored:
             names = ", ".join(ignored)
             notices.append(f"not applied, though the model's generation config has it: {names}")
@@ -166,7 +166,7 @@ class Session:
 
     def new_notices(self) -> list[str]:
         """Lines about how steps run, and about chat templates, that came up since the last call."""
-        notices = list(self.decoder.runner.notices)
+        notices = list(self.decoder.executor.notices)
         if self._template is not None:
             notices += self._template[1].notices
         new = [line for line in notices if line not in self._notices_shown]
@@ -339,7 +339,7 @@ class Session:
             prompt,
             longest if most is None else min(longest, len(prompt) + most),
             self.stop_ids(settings),
-            self.decoder.runner.device,
+            self.decoder.executor.device,
         )
 
     def _most_tokens(self, prompt: Sequence[int], settings: Settings) -> int | None:
@@ -355,11 +355,11 @@ class Session:
     def _prepared(self, settings: Settings) -> Settings:
         """Settings as this model can have them: without drafts that it cannot verify, and with the
         widths that steps are captured for, which followers are told."""
-        runner = self.decoder.runner
-        if runner.model.drafts == "none":
+        executor = self.decoder.executor
+        if executor.model.drafts == "none":
             settings = replace(settings, strategy="autoregressive")
         follows = self.ranks > 1 and self.followers is None
         if follows or settings.lookahead.widths:
             return settings
-        widths = tuple(runner.widths(settings.lookahead.step_limit))
+        widths = tuple(executor.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))

@@ -13,7 +13,7 @@ from ..models import memory, placement
 from ..options.declare import CONFIG_FILE
 
 if TYPE_CHECKING:
-    from ..decoder.run.ranks.transport import DistributedTransport
+    from ..decoder.ranks.transport import DistributedTransport
     from ..models.device import Device
     from ..models.fit import PlannedModel
     from ..models.memory import ModelSpec
@@ -143,7 +143,7 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
         return Attention("sdpa", f"the fastest one on {device.label}")
     if not options.kernels:
         return Attention("sdpa", "Triton kernels are switched off")
-    from ..decoder.model.attention import choose_backend
+    from ..decoder.backends.attention import choose_backend
 
     name = choose_backend("auto", *machine.in_torch(device, shape.compute))
     why = "the split-KV kernel, for half precision" if name == "triton" else "no other works here"
@@ -153,7 +153,7 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
 def why_not_invariant(planned: PlannedModel) -> str | None:
     """Say why steps of a model are not batch-invariant, as far as its configuration tells; None if
     they can be."""
-    from ..decoder.model.cpu_formats import packs, rows_alike
+    from ..decoder.backends.cpu_layouts import packs, rows_alike
 
     place, spec = planned.placement, planned.spec
     if planned.device.kind != "cpu":
@@ -195,6 +195,6 @@ def check_device(options: StepOptions, device: Device, shape: ModelSpec, split: 
     """Refuse the same, and an attention backend that does not work for this model."""
     check_options(options, device, split)
     if options.attention in ("flash", "triton"):  # which do not work everywhere
-        from ..decoder.model.attention import choose_backend
+        from ..decoder.backends.attention import choose_backend
 
         choose_backend(options.attention, *machine.in_torch(device, shape.compute))

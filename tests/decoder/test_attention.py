@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.attention import BACKENDS, choose_backend
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.triton_attention import triton_available
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import StepLayout, build, build_chunk
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention import BACKENDS, choose_backend
-from ladecli.decoder.model.attention.mask import CapturedMask, Rules, StepMask
-from ladecli.decoder.model.attention.triton import triton_available
+from ladecli.decoder.model.mask import CapturedMask, Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.window import LookaheadWindow
 
@@ -228,10 +228,10 @@ def test_a_backend_that_fails_at_load_is_done_without(monkeypatch: pytest.Monkey
         raise RuntimeError("no kernel image\nis available")
 
     monkeypatch.setitem(BACKENDS, "reference", broken)
-    runner = load_decoder(model_of("llama"), attention="reference").runner
-    assert runner.model.attention == "sdpa"
-    assert "attention 'reference'" in runner.notices[0]
-    assert "no kernel image" in runner.notices[0]
+    executor = load_decoder(model_of("llama"), attention="reference").executor
+    assert executor.model.operations.name == "sdpa"
+    assert "attention 'reference'" in executor.notices[0]
+    assert "no kernel image" in executor.notices[0]
 
 
 @pytest.mark.parametrize("backend", OTHERS)

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from ladecli.decoder import layout
+from ladecli.decoder.backends.cuda_graphs import CudaGraphs, Work
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.triton_attention import triton_available
 from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
+from ladecli.decoder.executor import whole
 from ladecli.decoder.kv_cache import KVCache
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention.triton import triton_available
 from ladecli.decoder.model.families import ModelFacts
-from ladecli.decoder.run.captured import CudaGraphs, Work
-from ladecli.decoder.run.runner import whole
 from ladecli.decoder.strategy import Draft
 
 from ..capturing import Again
-from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids
+from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids, use
 from ..families import model_of, new_model, prompt_for
 from ..oracle import Oracle, counts
 
@@ -46,10 +46,10 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
     prompt, capture = prompt_for(family), Again()
     expected = transformers_ids(model_of(family), prompt, 32)
     decoder, eager = captured(family, capture), decoder_of(family)
-    assert decoder.runner.captures
+    assert decoder.executor.overlaps
     for attention in ("sdpa", "reference") if family == "llama" else ("sdpa",):
-        decoder.runner.model.use(attention)
-        decoder.runner.forget()
+        use(decoder, attention)
+        decoder.executor.forget()
         for strategy in ("autoregressive", "lookahead"):
             before = capture.replays
             events = run(decoder, prompt, strategy, CONFIG, limits=Limits(32))
@@ -58,13 +58,13 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
     for sampling in (SAMPLED, SamplingConfig(repetition_penalty=1.3)):
         expected = ids_of(run(eager, prompt, sampling=sampling))
         assert ids_of(run(decoder, prompt, "lookahead", CONFIG, sampling)) == expected
-    assert not decoder.runner.notices
+    assert not decoder.executor.notices
 
 
 def fake_decoder(model: Oracle, capture: Again, context: int = 512) -> Decoder:
     facts = ModelFacts("oracle", 1, model.vocabulary, context, None, None)
     cache = KVCache(model.layer_shapes, context + 256)
-    return Decoder(CudaGraphs(model, cache, facts, context, capture=capture), facts)
+    return Decoder(CudaGraphs(model, cache, facts, context, capture=capture))
 
 
 def test_no_token_sees_padding() -> None:
@@ -136,8 +136,8 @@ def test_captures_that_fail_at_load_are_done_without(capture: Again) -> None:
     config = replace(CONFIG, sources=("context",))  # its steps have many widths
     for _ in range(2):
         assert ids_of(run(decoder, prompt, "lookahead", config)) == expected
-    assert not decoder.runner.captures
-    (notice,) = decoder.runner.notices
+    assert not decoder.executor.overlaps
+    (notice,) = decoder.executor.notices
     assert "without CUDA graphs" in notice
     assert "\n" not in notice
 
@@ -147,7 +147,7 @@ def test_a_capture_that_fails_is_tried_once_more() -> None:
     decoder = fake_decoder(Oracle(counts), capture)
     run(decoder, [15, 16, 17], "lookahead", replace(CONFIG, sources=("context",)))
     assert capture.errors == []
-    assert not decoder.runner.notices
+    assert not decoder.executor.notices
 
 
 @pytest.mark.parametrize(
@@ -159,40 +159,40 @@ def test_a_width_that_cannot_be_captured_is_done_without(errors: list[Exception]
     for _ in range(2):
         text = ids_of(run(decoder, [15, 16, 17], "lookahead", config))
         assert text == [10 + (token - 9) % 20 for token in [17, *text[:-1]]]
-    (notice,) = decoder.runner.notices
+    (notice,) = decoder.executor.notices
     assert notice.startswith("some steps run without CUDA graphs")
-    assert decoder.runner.captures
-    assert decoder.runner.graphs_made > 1
-    assert len({*CAPTURED_WIDTHS[:6]} - {*decoder.runner.widths(24)}) == 1
+    assert decoder.executor.overlaps
+    assert decoder.executor.graphs_made > 1
+    assert len({*CAPTURED_WIDTHS[:6]} - {*decoder.executor.widths(24)}) == 1
 
 
 def test_where_no_width_can_be_captured_any_width_does() -> None:
     decoder = fake_decoder(Oracle(counts), Again(*[ValueError("no")] * 99))
-    runner = decoder.runner
-    for width in runner.widths(24):
-        runner.start(layout.build([5], 0, Draft(width=width)), whole)()
-    assert runner.widths(24) == ()
-    assert len(runner.notices) == 1
+    executor = decoder.executor
+    for width in executor.widths(24):
+        executor.launch(layout.build([5], 0, Draft(width=width)), whole)()
+    assert executor.widths(24) == ()
+    assert len(executor.notices) == 1
 
 
-def triton_ops() -> Any:
+def needs_triton() -> None:
     pytest.importorskip("triton")
     if not triton_available(CPU):
         pytest.skip("needs TRITON_INTERPRET=1")
-    return importlib.import_module("ladecli.decoder.model.triton_kernels").TritonOps()
 
 
 @pytest.mark.parametrize("family", ["gemma2", "glm4"])
 def test_kernels_give_the_same_text(family: str) -> None:
     """A captured step runs once by itself, too, before it is replayed."""
+    needs_triton()
     prompt, few = prompt_for(family, 4), Limits(3)
     decoder = captured(family)
     expected = ids_of(run(decoder, prompt, limits=few))
     decoder.forget()
-    decoder.runner.model.use("triton", triton_ops())
+    use(decoder, "triton", kernels=True)
     assert ids_of(run(decoder, prompt, limits=few)) == expected
-    assert not decoder.runner.notices
-    assert decoder.runner.graphs_made
+    assert not decoder.executor.notices
+    assert decoder.executor.graphs_made
 
 
 @pytest.mark.parametrize("name", ["gate", "most_probable"])
@@ -200,14 +200,15 @@ def test_a_kernel_that_fails_is_done_without(name: str, monkeypatch: pytest.Monk
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of resources\nshared memory")
 
-    ops = triton_ops()
-    ranking = importlib.import_module("ladecli.decoder.triton_ranking")
+    needs_triton()
+    ranking = importlib.import_module("ladecli.decoder.backends.triton_ranking")
+    ops = importlib.import_module("ladecli.decoder.backends.triton_ops").TritonOps
     monkeypatch.setattr(ops if name == "gate" else ranking, name, broken)
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
     expected = ids_of(run(decoder, prompt))
     decoder.forget()
-    decoder.runner.model.use("sdpa", ops)
+    use(decoder, "sdpa", kernels=True)
     assert ids_of(run(decoder, prompt)) == expected
-    (notice,) = decoder.runner.notices
+    (notice,) = decoder.executor.notices
     assert "Triton" in notice
     assert notice.endswith("out of resources")

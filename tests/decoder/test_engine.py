@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError, DecoderError, PromptError
 from ladecli.decoder.events import Event, Finished, PromptRead, Started, Step
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.runner import Runner
+from ladecli.decoder.executor import Executor
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 
@@ -43,7 +43,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
 TEXT = [*PROMPT, *ids_of(run(scrambled(), PROMPT, limits=Limits(80)))]
-RUNNERS = pytest.mark.parametrize("runner", [Runner, Captured])
+EXECUTORS = pytest.mark.parametrize("kind", [Executor, Captured])
 
 
 def follow(generation: Iterator[Event], text: list[int]) -> None:
@@ -248,11 +248,11 @@ def raises_at(call: int, error: type[BaseException] = KeyboardInterrupt) -> Call
     return work
 
 
-@RUNNERS
+@EXECUTORS
 @pytest.mark.parametrize("where", ["forward", "processor", "stop", "observe"])
 @pytest.mark.parametrize("call", [1, 2, 3, 9])
-def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, runner: type[Runner]) -> None:
-    decoder, interrupt = scrambled(chunk=4, runner=runner), raises_at(call)
+def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, kind: type[Executor]) -> None:
+    decoder, interrupt = scrambled(chunk=4, kind=kind), raises_at(call)
     limits = Limits(60, should_stop=lambda token: bool(where == "stop" and interrupt(0)))
     strategy = make_strategy("lookahead", SMALL)
     if where == "forward":
@@ -268,16 +268,16 @@ def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, runner: type[R
     assert cached == TEXT[: len(cached)]
     assert len(cached) >= len(text) - 1 or len(text) == len(PROMPT)
     # Only a step that was committed may be cached and not yet seen.
-    assert len(cached) < len(text) or runner is Captured or where == "observe"
+    assert len(cached) < len(text) or kind is Captured or where == "observe"
     again = ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=Limits(80)))
     assert [*PROMPT, *again] == TEXT
 
 
-@RUNNERS
+@EXECUTORS
 @pytest.mark.parametrize("call", [2, 5, 9])
-def test_a_step_is_yielded_before_the_error_after_it(call: int, runner: type[Runner]) -> None:
+def test_a_step_is_yielded_before_the_error_after_it(call: int, kind: type[Executor]) -> None:
     """Its tokens are committed: a captured step must not be lost with the one launched next."""
-    decoder = watch(scrambled(runner=runner), raises_at(call, ZeroDivisionError))
+    decoder = watch(scrambled(kind=kind), raises_at(call, ZeroDivisionError))
     text = list(PROMPT)
     with pytest.raises(ZeroDivisionError):
         follow(decoder.generate(PROMPT, make_strategy("lookahead", SMALL)), text)

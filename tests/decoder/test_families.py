@@ -16,23 +16,19 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 import ladecli
-from ladecli.decoder.compat import CACHE_NAMES
+from ladecli.decoder.backends.compat import CACHE_NAMES
+from ladecli.decoder.backends.facts import TESTED_STOCK, model_facts, refusal
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.families import (
-    FAMILIES,
-    TESTED_STOCK,
-    model_facts,
-    refusal,
-)
+from ladecli.decoder.model.families import FAMILIES
 from ladecli.decoder.model.forward import Drafts
-from ladecli.decoder.model.stock import StockModel
-from ladecli.decoder.run.ranks.executors import LookaheadParallel
-from ladecli.decoder.run.ranks.transport import DistributedTransport
+from ladecli.decoder.ranks.executors import LookaheadParallel
+from ladecli.decoder.ranks.transport import DistributedTransport
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Strategy
@@ -106,8 +102,8 @@ def test_where_no_trees_can_be_verified_the_text_is_still_that_of_generate(famil
     drafts, why, settings = NO_TREES[family]
     model, prompt = new_model(family, **settings), prompt_for(family)
     decoder = load_decoder(model, prefill_chunk=9)
-    assert decoder.runner.model.drafts == drafts
-    (notice,) = decoder.runner.notices
+    assert decoder.executor.model.drafts == drafts
+    (notice,) = decoder.executor.notices
     how = "with chains" if drafts == "chains" else "one token"
     assert re.search(f"decoded {how}.*{why}", notice)
     expected = transformers_ids(model, prompt, 20)
@@ -243,7 +239,7 @@ def test_layers_that_share_keys_verify_trees() -> None:
     shared = {"num_hidden_layers": 4, "layer_types": kinds, "num_kv_shared_layers": 2}
     model, prompt = new_model("gemma4", **shared), prompt_for("gemma4", 150)
     decoder = load_decoder(model, join=False)
-    assert decoder.runner.model.drafts == "trees"
+    assert decoder.executor.model.drafts == "trees"
     assert ids_of(run(decoder, prompt, limits=Limits(24))) == transformers_ids(model, prompt, 24)
 
 
@@ -270,7 +266,7 @@ def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call:
 
 def test_ranks_cannot_share_what_has_no_trees() -> None:
     with pytest.raises(ConfigError, match="'lfm2' verify one continuation at a time"):
-        LookaheadParallel(chained("lfm2").local, DistributedTransport(0, 2))
+        LookaheadParallel(chained("lfm2").executor, DistributedTransport(0, 2))
 
 
 def test_every_row_has_a_test() -> None:
@@ -288,7 +284,7 @@ def test_two_threads_leave_a_model_as_it_was() -> None:
             inside.wait(0.2)  # one waits for the other's step, which must not begin
 
     decoders = [load_decoder(model) for _ in range(2)]
-    assert all(isinstance(each.runner.model, StockModel) for each in decoders)
+    assert all(isinstance(each.executor.model, StockModel) for each in decoders)
     model.register_forward_pre_hook(meet)
     with ThreadPoolExecutor(2) as pool:
         texts = [*pool.map(lambda each: ids_of(run(each, [1, 2], limits=Limits(3))), decoders)]
@@ -299,7 +295,7 @@ def test_two_threads_leave_a_model_as_it_was() -> None:
 def test_an_unknown_family_that_hides_its_sliding_window_gets_no_trees() -> None:
     """It would pass a trial that is shorter than its window, and be wrong beyond it."""
     decoder = load_decoder(new_model("phimoe", sliding_window=20, num_local_experts=2))
-    assert "never asked for its sliding window of 20" in decoder.runner.notices[0]
+    assert "never asked for its sliding window of 20" in decoder.executor.notices[0]
 
 
 def test_an_unknown_family_that_differs_gets_no_trees() -> None:
@@ -316,7 +312,7 @@ def test_an_unknown_family_that_differs_gets_no_trees() -> None:
         layer.self_attn.__class__ = Forgetful
     before = model.config._attn_implementation
     decoder = load_decoder(model)
-    assert "without drafts: a trial step" in decoder.runner.notices[0]
+    assert "without drafts: a trial step" in decoder.executor.notices[0]
     assert model.config._attn_implementation == before, "the model is left as it was"
     prompt = prompt_for("olmo")
     expected = transformers_ids(model, prompt, 9, use_cache=False)

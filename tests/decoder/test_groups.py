@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import NoMemoryError, RankError
 from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
+from ladecli.decoder.executor import Executor
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.executor import Executor
-from ladecli.decoder.run.ranks.executors import LookaheadParallel, TensorParallel
+from ladecli.decoder.ranks.executors import LookaheadParallel, TensorParallel
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, State, StepResult
@@ -112,7 +112,7 @@ def decoder_of(
     """
     with MODELS:  # which are made of torch's own random numbers
         decoder = load_decoder(copy.deepcopy(model_of(family)), **options)
-    forward, numbers = decoder.runner.run, itertools.count()
+    forward, numbers = decoder.executor.run, itertools.count()
 
     def watched(step: StepLayout) -> Any:
         before(next(numbers), len(step.tokens) - step.pending)
@@ -120,7 +120,7 @@ def decoder_of(
             assert len({*map(tuple, wait.gather([len(step.tokens), step.pending]))}) == 1
         return forward(step)
 
-    decoder.runner.run = watched
+    decoder.executor.run = watched
     return decoder
 
 
@@ -155,7 +155,7 @@ def together(
 ) -> list[Event]:
     """An answer that all ranks decode by lookahead parallelism."""
     decoder = decoder_of(before=before)
-    return answer(decoder, LookaheadParallel(decoder.local, transport), **options)
+    return answer(decoder, LookaheadParallel(decoder.executor, transport), **options)
 
 
 @cache
@@ -185,7 +185,7 @@ def test_lookahead_parallel_ranks_yield_the_text_of_one(
     def one(transport: Threads) -> list[int]:
         decoder, prompt = decoder_of(family), prompt_for(family)
         chosen = {"config": CONFIGS[config], "sampling": sampling, "prompt": prompt}
-        return ids_of(answer(decoder, LookaheadParallel(decoder.local, transport), **chosen))
+        return ids_of(answer(decoder, LookaheadParallel(decoder.executor, transport), **chosen))
 
     assert simulate(size, one) == [expected(family, sampling)] * size
 
@@ -194,7 +194,7 @@ def test_lookahead_parallel_ranks_yield_the_text_of_one(
 def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
     def one(transport: Threads) -> list[int]:
         decoder = decoder_on(transport, TensorParallel)
-        executor = TensorParallel(decoder.local, transport)
+        executor = TensorParallel(decoder.executor, transport)
         return ids_of(answer(decoder, executor, strategy, sampling=SAMPLED))
 
     assert simulate(3, one) == [expected(sampling=SAMPLED)] * 3
@@ -221,7 +221,7 @@ def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
         best = [10 * rank + output for output in range(3)]
         tokens = [*map(Token, [5, 6, 9] if rank == 0 else [5, 8])]
         mine = StepResult([0, 1] if rank == 0 else [0], tokens, best, [{t: 0.5} for t in best])
-        executor, sampler = LookaheadParallel(decoder.local, transport), Finds(mine)
+        executor, sampler = LookaheadParallel(decoder.executor, transport), Finds(mine)
         executor.begin(state, ())
         assert executor.cache.length == 4, "what all ranks have"
         executor.start(state, Draft(tree, successors=1), sampler)
@@ -247,7 +247,7 @@ def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, af
 
     def one(transport: Threads) -> tuple[bool, list[int]]:
         decoder = decoder_on(transport, kind, prefill_chunk=8)
-        store, executor, seen = DraftStore(), kind(decoder.local, transport), list[Event]()
+        store, executor, seen = DraftStore(), kind(decoder.executor, transport), list[Event]()
         strategy = make_strategy("lookahead", CONFIGS["all"], store)
         events = decoder.generate(prompt, strategy, GREEDY, Limits(40), executor=executor)
         for event in events:
@@ -267,7 +267,7 @@ def test_an_interrupt_within_a_step(kind: Any) -> None:
     def one(transport: Threads) -> list[int] | str:
         interrupt = raises(KeyboardInterrupt, lambda n, _: (n, transport.rank) == (2, 0))
         decoder = decoder_on(transport, kind, before=interrupt)
-        executor = kind(decoder.local, transport)
+        executor = kind(decoder.executor, transport)
         try:
             with contextlib.suppress(KeyboardInterrupt):
                 answer(decoder, executor)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.attention import BACKENDS
+from ladecli.decoder.backends.invariant import invariant_attention
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.layout import build
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.attention import BACKENDS
-from ladecli.decoder.model.attention.invariant import invariant_attention
-from ladecli.decoder.model.attention.mask import Rules, StepMask
+from ladecli.decoder.model.mask import Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
 
@@ -96,13 +96,13 @@ def test_attention_of_a_token_is_the_same_among_others(seed: int) -> None:
 def invariant_decoder(family: str, dtype: torch.dtype) -> Decoder:
     decoder = load_decoder(copy.deepcopy(model_of(family)).to(dtype), attention="invariant")
     assert decoder.batch_invariant
-    assert not decoder.runner.notices
+    assert not decoder.executor.notices
     return decoder
 
 
 def read(decoder: Decoder, tokens: list[int]) -> Tensor:
     """The logits after the last of them, which are read in one step."""
-    logits = decoder.runner.run(build(tokens, decoder.cache.length, Draft()))
+    logits = decoder.executor.run(build(tokens, decoder.cache.length, Draft()))
     decoder.cache.keep(range(len(tokens)))
     return logits[0].clone()
 
@@ -124,7 +124,7 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.d
         decoder.cache.truncate(0)
         read(decoder, text[:length])
         layout = build(text[length : length + 1], length, Draft(tree))
-        together = decoder.runner.run(layout).clone()
+        together = decoder.executor.run(layout).clone()
         decoder.cache.truncate(length)
         assert torch.equal(read(decoder, text[length : length + 1]), together[0])
         for node in path_to(tree, deepest):
@@ -163,7 +163,7 @@ def test_a_model_whose_steps_are_not_says_so(
     model = new_model(family, **settings).to(dtype)
     decoder = load_decoder(model, attention="invariant")
     assert not decoder.batch_invariant
-    said = "not batch-invariant" in " ".join(decoder.runner.notices)
+    said = "not batch-invariant" in " ".join(decoder.executor.notices)
     assert said == (family != "mamba")
 
 

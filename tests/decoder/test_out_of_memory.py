@@ -17,12 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import GROWTH, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.events import Event, PromptRead, Step, StepNarrowed
+from ladecli.decoder.executor import Executor
 from ladecli.decoder.faults import attempt, is_out_of_memory
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.forward import StepInputs
-from ladecli.decoder.run.runner import Runner
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 
@@ -99,7 +99,7 @@ def test_the_next_text_has_wide_steps_again() -> None:
     strategy=st.sampled_from(STRATEGIES),
     config=st.sampled_from(["paper", "all", "costly"]),
     chunk=st.integers(1, 20),
-    runner=st.sampled_from([Runner, Captured]),
+    kind=st.sampled_from([Executor, Captured]),
     broken_off=st.none() | st.integers(1, 20),
 )
 def test_bad_moments_in_any_order(
@@ -108,12 +108,12 @@ def test_bad_moments_in_any_order(
     strategy: str,
     config: str,
     chunk: int,
-    runner: type[Runner],
+    kind: type[Executor],
     broken_off: int | None,
 ) -> None:
     """At every yield, and where it is broken off, the cache holds the text; the text is that of
     plain decoding, or its start where nothing runs any more."""
-    decoder = scrambled(chunk=chunk, runner=runner)
+    decoder = scrambled(chunk=chunk, kind=kind)
     moments = itertools.chain(bad, itertools.repeat(forever, 99))
     run_out(decoder, lambda _: next(moments, False))
     text, events = list(PROMPT), list[Event]()
@@ -188,7 +188,7 @@ def test_memory_may_run_out_after_the_forward_too() -> None:
 
 def test_a_failed_try_leaves_no_tensors_behind() -> None:
     decoder, held = decoder_of("llama"), list[weakref.ref[torch.Tensor]]()
-    forward = decoder.runner.model.forward
+    forward = decoder.executor.model.forward
 
     def short_forward(step: StepInputs, cache: Any) -> torch.Tensor:
         assert all(tensor() is None for tensor in held), "the try before is still alive"
@@ -198,7 +198,7 @@ def test_a_failed_try_leaves_no_tensors_behind() -> None:
             raise torch.OutOfMemoryError
         return logits
 
-    decoder.runner.model.forward = short_forward
+    decoder.executor.model.forward = short_forward
     run(decoder, prompt_for("llama"), "lookahead", CONFIGS["all"])
     assert len(held) > 3
 

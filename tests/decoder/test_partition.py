@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladecli.decoder.run.ranks.partition import Share, partition
+from ladecli.decoder.ranks.partition import Share, partition
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.window import LookaheadWindow, WindowBlock

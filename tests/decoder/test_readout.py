@@ -56,7 +56,7 @@ def test_a_step_waits_once(
         decoder.forget(keep_memory=True)
         device.counts.clear()
         steps = steps_of(run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20)))
-        assert not decoder.runner.notices
+        assert not decoder.executor.notices
     assert device.counts["waits"] == device.counts["to host"] == len(steps)
 
 
@@ -120,10 +120,10 @@ def test_everything_is_launched_before_anything_is_waited_for() -> None:
         decoder.cache.length = 3
         sampler = Sampler(SAMPLED)
         read = partial(sampler.read, layout=ASKED_STEP, draft=Draft(ASKED, successors=3))
-        decoder.runner.start(ASKED_STEP, read)()  # captures
+        decoder.executor.launch(ASKED_STEP, read)()  # captures
         device.counts.clear()
         began = time.perf_counter()
-        wait = decoder.runner.start(ASKED_STEP, read)
+        wait = decoder.executor.launch(ASKED_STEP, read)
         launched = device.counts.copy()
         wait()
         assert time.perf_counter() - began >= 0.02

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.rescoring import LogitGap, Rescorer
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.model.forward import StepInputs
-from ladecli.decoder.rescoring import LogitGap, Rescorer
 
 from ..decoding import decoder_of, ids_of, run, steps_of
 from ..families import model_of, prompt_for

@@ -93,7 +93,7 @@ def test_drafts_keep_their_limits(
 def test_the_papers_guesses_end_where_positions_do(family: str) -> None:
     """At the end of the context, and where rotary frequencies change."""
     decoder, config = decoder_of(family), LookaheadConfig(2, 4, 8, sources=PAPER)
-    end = decoder.local.facts.rope_boundary or decoder.max_context
+    end = decoder.executor.facts.rope_boundary or decoder.max_context
     for before in range(2, 8):
         prompt = [*islice(cycle(prompt_for(family)), end - before)]
         expected = ids_of(run(decoder, prompt, limits=Limits(12)))

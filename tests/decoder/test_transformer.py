@@ -10,20 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from ladecli.decoder import layout
-from ladecli.decoder.compat import script
+from ladecli.decoder.backends import cpu_layers
+from ladecli.decoder.backends.compat import script
+from ladecli.decoder.backends.cpu_layers import CpuLayers
+from ladecli.decoder.backends.facts import model_facts
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import Limits
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import cpu_layers, families
-from ladecli.decoder.model.cpu_layers import CpuLayers
-from ladecli.decoder.model.families import Family, model_facts
-from ladecli.decoder.model.stock import StockModel
+from ladecli.decoder.model import families
+from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 
-from ..decoding import ids_of, run, transformers_ids
+from ..decoding import ids_of, run, transformers_ids, use
 from ..families import OWN, model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
@@ -37,7 +39,7 @@ def logits_of(decoder: Decoder, text: list[int]) -> Tensor:
     tree = TokenTree()
     tree.add(text[1:], "text", len(text))
     decoder.forget()
-    return decoder.runner.run(layout.build(text[:1], 0, Draft(tree))).clone()
+    return decoder.executor.run(layout.build(text[:1], 0, Draft(tree))).clone()
 
 
 def own_logits(model: Any, text: list[int]) -> Tensor:
@@ -61,9 +63,9 @@ def test_logits_are_those_of_the_model(
     text = prompt_for(family, 40)  # queries grow, and windows hide, before its end
     exact, own = own_logits(model_of(family), text), own_logits(model, text).float()
     decoder = load_decoder(model)
-    assert isinstance(decoder.runner.model, Transformer)
-    assert not decoder.runner.notices
-    assert not decoder.runner.model.keeps_weights
+    assert isinstance(decoder.executor.model, Transformer)
+    assert not decoder.executor.notices
+    assert not decoder.keeps_weights
     found = logits_of(decoder, text).float()
     if dtype == torch.float32:
         torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
@@ -77,11 +79,11 @@ def test_without_torchscript_python_computes_the_same(monkeypatch: pytest.Monkey
     for family in ("gemma3", "granite"):
         decoder, text = load_decoder(copy.deepcopy(model_of(family))), prompt_for(family, 30)
         for attention in ("invariant", "sdpa"):
-            decoder.runner.model.use(attention)
+            use(decoder, attention)
             expected = logits_of(decoder, text)
             with monkeypatch.context() as patch:
                 patch.setattr(cpu_layers, "script", lambda module: module)
-                decoder.runner.model.use(attention)
+                use(decoder, attention)
             assert torch.equal(logits_of(decoder, text), expected)
 
 
@@ -127,8 +129,8 @@ def test_a_wrong_row_is_noticed_and_the_models_own_forward_taken(
     monkeypatch.setitem(families.FAMILIES, model.config.model_type, row)
     decoder = load_decoder(model)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    assert isinstance(decoder.runner.model, StockModel)
-    (notice,) = decoder.runner.notices
+    assert isinstance(decoder.executor.model, StockModel)
+    (notice,) = decoder.executor.notices
     assert model.config.model_type in notice
     assert "transformers' forward" in notice
     events = run(decoder, prompt_for(family), "lookahead", limits=Limits(20))
@@ -146,8 +148,8 @@ def test_a_model_of_another_form_runs_on_its_own_forward() -> None:
     assert not model_facts(relu.config).ours
     for model in (relu, hooked):
         decoder = load_decoder(model)
-        assert isinstance(decoder.runner.model, StockModel)
-        assert not decoder.runner.notices
+        assert isinstance(decoder.executor.model, StockModel)
+        assert not decoder.executor.notices
         expected = transformers_ids(model, LLAMA, 20)
         assert ids_of(run(decoder, LLAMA, "lookahead", limits=Limits(20))) == expected
 

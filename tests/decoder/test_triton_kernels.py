@@ -15,9 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.backends.facts import model_facts
+from ladecli.decoder.backends.triton_attention import (
+    compile_attention,
+    gpu_of,
+    plan,
+    triton_available,
+)
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.model.attention.triton import compile_attention, gpu_of, plan, triton_available
-from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.layer import Heads, Norm, Norms, TorchOps
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Transformer
@@ -25,9 +30,9 @@ from ladecli.decoder.model.transformer import Transformer
 from ..families import model_of
 
 pytest.importorskip("triton")
-kernels: Any = importlib.import_module("ladecli.decoder.model.triton_kernels")
+kernels: Any = importlib.import_module("ladecli.decoder.backends.triton_ops")
 
-ranking: Any = importlib.import_module("ladecli.decoder.triton_ranking")
+ranking: Any = importlib.import_module("ladecli.decoder.backends.triton_ranking")
 
 OPS: Any = kernels.TritonOps()
 TORCH = TorchOps()
@@ -186,10 +191,10 @@ from triton.backends.compiler import GPUTarget
 
 if "nvidia" not in backends:
     sys.exit(77)
-from ladecli.decoder import triton_ranking as ranking
-from ladecli.decoder.model import triton_kernels as rows
-from ladecli.decoder.model.attention import triton_kernel as attention
-from ladecli.decoder.model.attention.triton import warps_to_join
+from ladecli.decoder.backends import triton_attention_kernel as attention
+from ladecli.decoder.backends import triton_ops as rows
+from ladecli.decoder.backends import triton_ranking as ranking
+from ladecli.decoder.backends.triton_attention import warps_to_join
 
 
 def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability=90, fusion=False):

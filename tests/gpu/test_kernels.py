@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ladecli.decoder import sampling
+from ladecli.decoder.backends.attention import BACKENDS, choose_backend, choose_operations
+from ladecli.decoder.backends.facts import model_facts
+from ladecli.decoder.backends.triton_attention import compile_attention
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.model.attention import BACKENDS, choose_backend
-from ladecli.decoder.model.attention.mask import CapturedMask, DeviceMask, Rules, StepMask
-from ladecli.decoder.model.attention.triton import compile_attention
-from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.layer import Heads, Norm, Norms
+from ladecli.decoder.model.mask import CapturedMask, DeviceMask, Rules, StepMask
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Transformer
 
@@ -32,7 +32,7 @@ ERROR = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 
 
 def ops() -> Any:
-    from ladecli.decoder.model.triton_kernels import TritonOps
+    from ladecli.decoder.backends.triton_ops import TritonOps
 
     return TritonOps()
 
@@ -146,7 +146,7 @@ def test_row_kernels_in_bfloat16() -> None:
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 128_256), (9, 49_152), (64, 300)])
 @torch.inference_mode()
 def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
-    from ladecli.decoder.triton_ranking import most_probable
+    from ladecli.decoder.backends.triton_ranking import most_probable
 
     logits = randn(rows, vocabulary, dtype=dtype)
     for count in (0, 6, 12):
@@ -162,7 +162,8 @@ def test_attention_is_compiled_in_threads(tmp_path: Any, monkeypatch: Any) -> No
     """Afterwards a step of these widths compiles nothing: it takes no time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     stock = copy.deepcopy(model_of("llama")).to(GPU, HALF)
-    model = Transformer(stock, model_facts(stock.config), "triton")
+    operations = choose_operations("triton", GPU, HALF)
+    model = Transformer(stock, model_facts(stock.config), operations)
     compile_attention(model, (1, 8, 32, 64), slots=1024)
     torch.cuda.synchronize()
     start = time.perf_counter()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.backends.cuda_graphs import CudaGraphs, GraphCapture, Work
+from ladecli.decoder.backends.load import load_decoder, new_cache
+from ladecli.decoder.backends.trial import Trial
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.transformer import Transformer
-from ladecli.decoder.model.trial import Trial
-from ladecli.decoder.run.captured import CudaGraphs, GraphCapture, Work
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, run
@@ -35,8 +35,8 @@ def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def captured(model: Any, **options: Any) -> Decoder:
     decoder = load_decoder(model, join=False, cuda_graphs=True, **options)
-    assert decoder.runner.captures
-    assert not decoder.runner.notices
+    assert decoder.executor.overlaps
+    assert not decoder.executor.notices
     return decoder
 
 
@@ -52,8 +52,8 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
         expected = ids_of(run(eager(model), prompt, sampling=sampling))
         for strategy in ("autoregressive", "lookahead"):
             assert ids_of(run(decoder, prompt, strategy, CONFIG, sampling)) == expected
-    assert decoder.runner.graphs_made
-    assert not decoder.runner.notices
+    assert decoder.executor.graphs_made
+    assert not decoder.executor.notices
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "triton"])
@@ -77,7 +77,7 @@ def test_joined_weights_and_chunks() -> None:
     expected = ids_of(run(eager(model), prompt))
     decoder = load_decoder(copy.deepcopy(model), cuda_graphs=True, prefill_chunk=64)
     assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
-    assert not decoder.runner.notices
+    assert not decoder.executor.notices
 
 
 def test_a_cache_may_grow_under_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_capture_that_fails_leaves_the_gpu_usable() -> None:
             return super().__call__(asks)
 
     decoder = load_decoder(model, join=False, cuda_graphs=True, capture=Asking(GPU))
-    (notice,) = decoder.runner.notices
+    (notice,) = decoder.executor.notices
     assert notice.startswith("steps run without CUDA graphs, and slower: ")
     assert ids_of(run(decoder, prompt)) == expected
     torch.rand(3, device=GPU)
@@ -151,11 +151,12 @@ def test_another_thread_may_use_the_gpu_during_a_capture() -> None:
 def test_the_trial_tells_right_kernels_from_wrong_ones() -> None:
     model = on_gpu("llama", torch.bfloat16)
     decoder = captured(model)
-    trial, forward = Trial.of(model, decoder.facts), decoder.runner.model
+    trial, forward = Trial.of(model, decoder.facts), decoder.executor.model
     assert isinstance(forward, Transformer)
-    assert forward.kernels
-    runner = CudaGraphs(forward, trial.new_cache(forward), decoder.facts, decoder.max_context)
-    assert trial.failure(runner) is None
+    assert forward.operations.simpler
+    cache = new_cache(forward, trial.slots)
+    executor = CudaGraphs(forward, cache, decoder.facts, decoder.max_context)
+    assert trial.failure(executor) is None
     norm = forward.layers[0].norms.before_attention
     assert norm is not None
     before, kept = norm.weight, norm.weight.clone()

@@ -3,8 +3,7 @@ speculation budget: what drafts may lose in all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import DraftStateError
@@ -89,7 +88,7 @@ class DraftStore:
         context: the one that keeps the texts.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
         budget: what drafts may lose.
-        broken: an update is under way or was interrupted (by Ctrl-C): start a new store.
+        broken: true while the store learns, and after Ctrl-C in between: start a new store then.
     """
 
     def __init__(self) -> None:
@@ -102,18 +101,12 @@ class DraftStore:
         self.budget = SpeculationBudget()
         self.broken = False
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """While it learns: where Ctrl-C lands in between, it stays broken."""
-        self.broken = True
-        yield
-        self.broken = False
-
     def learn_text(self, tokens: Sequence[int]) -> None:
         """Learn a text that answers may repeat; the model need not have read it."""
-        with self.changing():
-            self.context.add(tokens)
-            self.model.learn([tokens], 1)
+        self.broken = True
+        self.context.add(tokens)
+        self.model.learn([tokens], 1)
+        self.broken = False
 
     def to_dict(self) -> dict[str, Any]:
         """The newest part of it as lists of numbers, for JSON: at most about 75,000 of them,

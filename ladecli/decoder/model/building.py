@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .attention.mask import Rules
 from .families import Family, activation, is_ours
-from .layer import Heads, Layer, Norm, Norms
-from .weights import Projection
+from .layer import Heads, Layer, Norm, Norms, Projection
+from .mask import Rules
 
-MOST_PACKED = 8
-"""Layers whose weights are packed at once, each of which takes room beside its weights."""
+
+class ModuleCalls:
+    """The product of linear modules that read the same input, called one by one as they are."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = list(modules)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out], the outputs side by side."""
+        products = [module(x) for module in self._modules]
+        return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
 def can_run(model: Any) -> bool:
@@ -29,25 +36,6 @@ def can_run(model: Any) -> bool:
     split = (getattr(model, "tp_size", None) or 1) > 1
     ours = is_ours(model.config.get_text_config(decoder=True))
     return ours and len(devices) == 1 and not hooked and not split
-
-
-def make_layers(
-    make: Callable[[int, Any], Layer],
-    layers: Any,
-    at_once: int,
-    on_layer: Callable[[int, int], None] | None = None,
-) -> list[Layer]:
-    """Layers of ours, several at once: to pack a weight takes ten times as long as to read it.
-
-    `on_layer` is called with the number of layers that are made, and that of all.
-    """
-    made = list[Layer]()
-    with ThreadPoolExecutor(min(torch.get_num_threads(), at_once)) as pool:
-        for layer in pool.map(make, range(len(layers)), layers):
-            made.append(layer)
-            if on_layer is not None:
-                on_layer(len(made), len(layers))
-    return made
 
 
 def layer_of(
@@ -88,15 +76,6 @@ def layer_of(
         down=projection([mlp.down_proj]),
         activation=act,
     )
-
-
-def leave_file(model: nn.Module) -> None:
-    """Have copies of all but the weights of linear layers: where these have forms of their own,
-    nothing keeps the checkpoint's file in memory then."""
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if name != "weight" or not isinstance(module, nn.Linear):
-                parameter.data = parameter.data.clone()
 
 
 def norm_of(family: Family, dtype: torch.dtype, module: Any) -> Norm:

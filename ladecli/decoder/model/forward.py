@@ -1,18 +1,44 @@
-"""What a forward is: the inputs of a step, where its keys go, and what a model can do."""
+"""What a forward is: the inputs of a step, what computes it, and what a model can do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..kv_cache import LayerShape, Target
-from .attention.mask import StepMask
+from ..kv_cache import LayerShape, StepCache
+from ..sampling import MostProbable, most_probable
+from .attention import Attend, sdpa_attention
+from .layer import Layer, TorchOps
+from .mask import StepMask
+from .rotary import Rotary
 
 Drafts: TypeAlias = Literal["trees", "chains", "none"]
 """What a model can verify in one pass: several continuations of a text, one of them, or none."""
+RunLayers = Callable[[Tensor, Mapping[str, Rotary], StepMask, StepCache], bool]
+"""Runs a step [T, n] through all layers, which add to it in place; false where Python has to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What computes a step between the products with weights: plain PyTorch, or a backend's."""
+
+    name: str = "sdpa"  # of the attention, as the user reads it
+    attend: Attend = sdpa_attention
+    reads_length: bool = False
+    """Whether attention reads the length of the text on the device and nothing after it: a captured
+    step can hand it all slots there are, at no cost."""
+    ops: TorchOps = field(default_factory=TorchOps)
+    layers: Callable[[Sequence[Layer], Sequence[str], float], RunLayers | None] | None = None
+    """Makes what runs all layers, of these, the kinds of rotary embeddings, and what branches are
+    multiplied with; None for the loop in Python."""
+    rank: MostProbable = most_probable
+    simpler: Operations | None = None
+    """What to go on with after a kernel has failed; None where nothing else is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +54,24 @@ class StepInputs:
     last_position: int  # the largest position
 
 
-class StepCache(Protocol):
-    """Where a step's keys and values go."""
-
-    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
-
-    def target(self, index: int, count: int) -> Target:
-        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
-
-
 class Forward(Protocol):
-    """A model's forward: ours (`transformer`) or transformers' (`stock`, `own_cache`)."""
+    """A model's forward: `transformer`, or one of `backends`."""
 
-    attention: str  # name of the backend
+    operations: Operations
     device: torch.device
     dtype: torch.dtype
     """`device`, `dtype`: of the model's input, and of its activations."""
-    keeps_weights: bool  # whether the model's own weights lie as transformers loaded them
-    kernels: bool  # whether Triton kernels compute the operations between products
     drafts: Drafts  # what a step may hold beside the tokens that its cache lacks
-    foreign: bool  # whether modules of libraries compute in a step, which may warn
-
-    @property
-    def rounding(self) -> torch.dtype:
-        """The coarsest type that activations are rounded to."""
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What each layer writes to the cache."""
 
-    def use(self, attention: str, ops: Any = None) -> None:
-        """Take another attention backend, and operations between products: None for torch's."""
+    def context(self) -> AbstractContextManager[object]:
+        """Return what a step runs in, such as `torch.inference_mode()`."""
+
+    def use(self, operations: Operations) -> None:
+        """Take other operations."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""

@@ -1,7 +1,8 @@
 """A layer's weights and settings, and the operations between its products."""
 
-# Annotations are not postponed, as in `cpu_formats`.
+# Annotations are not postponed, as in `cpu_layouts`.
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,11 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention.invariant import one_thread
-from .attention.mask import Rules
-from .forward import StepCache
+from ..kv_cache import StepCache
+from .mask import Rules
 from .rotary import Rotary, rotate
-from .weights import Projection
 
 
 class Norm(NamedTuple):
@@ -44,6 +43,10 @@ class Heads(NamedTuple):
     queries: int
     keys: int
     size: int
+
+
+Projection = Callable[[Tensor], Tensor]
+"""[T, in] -> [T, out], the outputs of linear modules that read the same input side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,7 @@ class TorchOps:
     """The operations between the products as every device has them; `triton_kernels` has fused
     ones."""
 
-    def rms_norm(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """The norm of [T, n]; `x` itself without one."""
-        return rms_norm(x, norm)
+    rms_norm = staticmethod(rms_norm)
 
     def add_rms_norm(self, residual: Tensor, update: Tensor, norm: Norm | None) -> Tensor:
         """Add `update` to `residual` in place, [T, n]; the norm of the sum."""
@@ -156,21 +157,3 @@ class TorchOps:
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
         """[T, n] -> [T, n] between -cap and cap."""
         return torch.tanh(logits / cap) * cap
-
-
-class InvariantOps(TorchOps):
-    """Operations on a CPU whose rows do not depend on each other; see `attention.invariant`."""
-
-    def gate(self, gate_up: Tensor, activation: str) -> Tensor:
-        """See `TorchOps`."""
-        # Several threads would share numbers out at any place of a row.
-        with one_thread():
-            return super().gate(gate_up, activation)
-
-    def softcap(self, logits: Tensor, cap: float) -> Tensor:
-        """See `TorchOps`."""
-        capped = torch.empty_like(logits)
-        with one_thread():
-            for row, out in zip(logits, capped, strict=True):
-                torch.tanh(row / cap, out=out)
-        return capped.mul_(cap)

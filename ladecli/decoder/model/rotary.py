@@ -1,19 +1,15 @@
 """Rotary position embeddings (Su et al., 2021), by tables from the model's own rotary module."""
 
-# Annotations are not postponed, as in `cpu_formats`.
+# Annotations are not postponed, as in `cpu_layouts`.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
-from ..compat import GENERATE_CACHE
-from .attention.invariant import one_thread
-from .families import Family, ModelFacts, model_facts
+from .families import Family, ModelFacts
 
 
 class Rotary(NamedTuple):
@@ -133,6 +129,17 @@ class RotaryTables:
         return torch.stack((cos, sin), dim=1)[:, :, None].contiguous()
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with a single thread: several share work out by its size."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def growing(model: nn.Module) -> list[nn.Module]:
     """The rotary embeddings of a model whose frequencies grow with the longest text so far."""
     return [each for each in model.modules() if "dynamic" in str(getattr(each, "rope_type", ""))]
@@ -156,36 +163,3 @@ def forget(modules: Sequence[nn.Module]) -> None:
             device = next(module.buffers()).device
             first = torch.zeros((1, 1), dtype=torch.long, device=device)
             module(torch.zeros(0, device=device), first, *([kind] if kind else []))
-
-
-def facts_of(model: Any) -> ModelFacts:
-    """The facts about a loaded model; errors as `model_facts` has them."""
-    facts = model_facts(model.config)
-    boundary = facts.rope_boundary
-    return replace(facts, rereads=boundary is not None and _rereads(model, boundary))
-
-
-class _Full(DynamicCache):  # type: ignore[misc]
-    """A cache that says it holds a number of tokens."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self._length = length
-
-    def __len__(self) -> int:
-        return 1
-
-    def get_seq_length(self, *_: Any, **__: Any) -> int:
-        """The number of tokens."""
-        return self._length
-
-
-def _rereads(model: Any, boundary: int) -> bool:
-    """Ask a model's class whether `generate` reads a text anew one token beyond a boundary."""
-    ids = torch.zeros((1, boundary + 1), dtype=torch.long)
-    more = {"attention_mask": torch.ones_like(ids), "use_cache": True, "next_sequence_length": 1}
-    try:
-        fed = model.prepare_inputs_for_generation(ids, **{GENERATE_CACHE: _Full(boundary)}, **more)
-        return fed.get(GENERATE_CACHE) is None
-    except Exception:  # code from the hub takes other arguments
-        return False

@@ -8,42 +8,40 @@ are those of the loaded model; activations have no batch dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..kv_cache import LayerShape
-from .attention import BACKENDS, Backend, choose_backend
-from .attention.mask import StepMask
-from .building import MOST_PACKED, layer_of, leave_file, make_layers, norm_of
-from .cpu_formats import CpuLinear, computed_in
-from .cpu_layers import ScriptedLayers, can_be_scripted
+from ..kv_cache import LayerShape, StepCache
+from .building import ModuleCalls, layer_of, norm_of
 from .families import FAMILIES, ModelFacts
-from .forward import Drafts, StepCache, StepInputs
-from .int8 import holds_int8
-from .layer import InvariantOps, Norm, TorchOps
+from .forward import Drafts, Operations, RunLayers, StepInputs
+from .layer import Layer, Norm, Projection
+from .mask import StepMask
 from .rotary import Rotary, RotaryTables
-from .weights import CPU_TYPES, project
 
 
 class Transformer:
     """Runs steps of a loaded model; a `forward.Forward`.
 
+    With nothing but `model` and `facts` it is the reference that every backend is tested against.
+
     Args:
         model: a causal language model of a family in `FAMILIES`, on one device.
         facts: about it.
-        attention: name of the attention backend.
-        join: whether weights may be joined; see `weights.project`.
-        pack: whether weights on a CPU may be held twice.
-        on_layer: called with the number of layers that are made, and that of all.
+        operations: what computes a step between products.
+        projection: makes one product of linear modules that read the same input.
+        dtype: of activations; None for that of the weights.
+        map_layers: makes layers out of modules, as `map` does.
+        context: what steps run in.
 
     Attributes:
-        ops: what computes the operations between products.
-        rows_alike: whether no row of a product depends on the others.
         layers, final_norm, rotary: weights and tables.
+        head: the last product.
     """
 
     drafts: Drafts = "trees"
@@ -52,77 +50,50 @@ class Transformer:
         self,
         model: Any,
         facts: ModelFacts,
-        attention: str = "auto",
+        operations: Operations | None = None,
+        projection: Callable[[Sequence[nn.Module]], Projection] = ModuleCalls,
         *,
-        join: bool = True,
-        pack: bool = True,
-        on_layer: Callable[[int, int], None] | None = None,
+        dtype: torch.dtype | None = None,
+        map_layers: Callable[[Callable[[int, Any], Layer], range, Any], Iterable[Layer]] = map,
+        context: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
     ) -> None:
         text = model.config.get_text_config(decoder=True)
         family = FAMILIES[text.model_type]
         body = model.get_decoder()
         self.device: torch.device = body.embed_tokens.weight.device
-        self.foreign = getattr(model, "quantization_method", None) is not None
-        given: torch.dtype = body.norm.weight.dtype
-        on_cpu = self.device.type == "cpu" and given in CPU_TYPES
-        self.keeps_weights = not (join and on_cpu)
-        self.dtype = given if self.keeps_weights or self.foreign else computed_in(given)
-        if holds_int8(model):
-            self.dtype = torch.float32  # what products give, and norms take half as long in
-        if not self.keeps_weights:
-            leave_file(model)
+        self.dtype: torch.dtype = dtype or body.norm.weight.dtype
+        self.context = context
         self._embed = body.embed_tokens
         self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
         self._logit_scale = 1.0 / float(getattr(text, "logits_scaling", 1.0))
         self._logit_softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        alike = attention == "invariant"
-        projection = partial(project, given, join=join, pack=pack, invariant=alike)
         norm = partial(norm_of, family, self.dtype)
         self.rotary = RotaryTables(
             body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)
         )
         make = partial(layer_of, text, family, self.rotary.kinds, projection, norm)
-        at_once = MOST_PACKED if on_cpu and pack else 1
         # A configuration may name fewer layers than there are, as for an early exit.
-        self.layers = make_layers(make, body.layers[: facts.layers], at_once, on_layer)
+        self.layers = [*map_layers(make, range(facts.layers), body.layers[: facts.layers])]
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.norms.before_attention for layer in self.layers[1:]], None]
-        shared = getattr(model.lm_head, "weight", None) is body.embed_tokens.weight
-        self._head = projection([model.lm_head], shared=shared)
-        self._products = [self._head, *(each for layer in self.layers for each in layer.products)]
-        self.rows_alike = all(isinstance(each, CpuLinear) and each.alike for each in self._products)
-        self.use(attention)
+        self.head = projection([model.lm_head])
+        self.use(operations or Operations())
 
-    def use(self, attention: str, ops: TorchOps | None = None) -> None:
+    def use(self, operations: Operations) -> None:
         """See `forward.Forward`."""
-        self.attention = choose_backend(attention, self.device, self.dtype)
-        self.attend: Backend = BACKENDS[self.attention]
-        self.kernels = ops is not None
-        self.ops = ops or (InvariantOps() if attention == "invariant" else TorchOps())
-        self._script: ScriptedLayers | None = None
-        alike = self.attention == "invariant"
-        if (alike or self.attention == "sdpa") and ops is None and can_be_scripted(self.layers):
-            self._script = ScriptedLayers(
-                self.layers, self.rotary.distinct, self._residual_scale, alike
-            )
-
-    @property
-    def rounding(self) -> torch.dtype:
-        """See `forward.Forward`."""
-        own = {each.rounding for each in self._products if isinstance(each, CpuLinear)}
-        return max({self.dtype, *own}, key=lambda dtype: torch.finfo(dtype).eps)
+        self.operations = operations
+        self._run_all: RunLayers | None = None
+        if operations.layers is not None:
+            kinds = self.rotary.distinct
+            self._run_all = operations.layers(self.layers, kinds, self._residual_scale)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What each layer writes to the cache."""
-        # What it reads in every step is in the type that it computes in.
-        dtype = torch.float32 if self.attention == "invariant" else self.dtype
-        return [
-            LayerShape(each.heads.keys, each.heads.size, each.heads.size, dtype, self.device)
-            for each in self.layers
-        ]
+        heads = [layer.heads for layer in self.layers]
+        return [LayerShape(h.keys, h.size, h.size, self.dtype, self.device) for h in heads]
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; its keys and values are in the cache afterwards.
@@ -130,16 +101,17 @@ class Transformer:
         Returns:
             Logits of `step.outputs`, [outputs, vocabulary].
         """
-        ops, rotary = self.ops, self.rotary.at(step.positions, step.last_position)
+        ops, rotary = self.operations.ops, self.rotary.at(step.positions, step.last_position)
         residual: Tensor = self._embed(step.tokens).to(self.dtype)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
-        if self._script is None or not self._script.run(residual, rotary, step.mask, cache):
+        run_all = self._run_all
+        if run_all is None or not run_all(residual, rotary, step.mask, cache):
             self._run_layers(residual, rotary, step.mask, cache)
         # The head, for the rows that are wanted.
         if step.outputs is not None:
             residual = residual[step.outputs]
-        logits = self._head(ops.rms_norm(residual, self.final_norm))
+        logits = self.head(ops.rms_norm(residual, self.final_norm))
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         if self._logit_softcap is not None:
@@ -150,13 +122,13 @@ class Transformer:
         self, residual: Tensor, rotary: Mapping[str, Rotary], mask: StepMask, cache: StepCache
     ) -> None:
         """Run a step [T, n] through all layers, which add what they find to it."""
-        ops = self.ops
+        ops, attend = self.operations.ops, self.operations.attend
         hidden = ops.rms_norm(residual, self.layers[0].norms.before_attention)
         for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
             # Attention: queries, keys and values of the step; keys and values join the cache's.
             norms, turns = layer.norms, None if layer.rotary is None else rotary[layer.rotary]
             query, keys, values = ops.rope_and_write(layer.qkv(hidden), layer, turns, cache)
-            attended = self.attend(query[None], keys[None], values[None], mask, layer.attends)
+            attended = attend(query[None], keys[None], values[None], mask, layer.attends)
             update = layer.out(attended[0].transpose(0, 1).flatten(1))
             hidden = self._add(residual, update, norms.after_attention, norms.before_mlp)
             # MLP: up, gated, and down.
@@ -168,7 +140,7 @@ class Transformer:
     ) -> Tensor:
         """Add a branch to the residual stream in place; what the next branch reads."""
         if own is not None:
-            update = self.ops.rms_norm(update, own)
+            update = self.operations.ops.rms_norm(update, own)
         if self._residual_scale != 1.0:
             update = update * self._residual_scale
-        return self.ops.add_rms_norm(residual, update, following)
+        return self.operations.ops.add_rms_norm(residual, update, following)

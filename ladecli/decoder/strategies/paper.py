@@ -40,7 +40,7 @@ class PaperLookahead(Strategy):
         """The lookahead branch if it fits, and the verification branch as far as it fits."""
         config, current = self._config, state.tokens[-1]
         limit = config.limit_within(room.width)
-        places = room.places(limit)
+        places = sum([limit - load for load in room.loads if load < limit])
         # The lookahead branch: all cells of the window but the first, which is the current token.
         window = self._window.block(current)
         fits = room.branches and self._window.max_offset <= room.reach
@@ -62,6 +62,7 @@ class PaperLookahead(Strategy):
             return
         # The model's tokens after the cells of the last row.
         outputs = result.best[1 + len(draft.tree) :]
-        with self._store.changing():
-            for ngram in self._window.advance(outputs):
-                self._store.pool.add(ngram, self._config.guesses)
+        self._store.broken = True
+        for ngram in self._window.advance(outputs):
+            self._store.pool.add(ngram, self._config.guesses)
+        self._store.broken = False

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, cache_utils
 
-from ..compat import cache_argument, returned_cache
 from ..errors import NaNLogitsError, UnsupportedModelError
 from ..faults import is_out_of_memory, reason_of
-from ..kv_cache import KVCache, LayerShape
-from .families import accepts_multi_token_steps, may_verify_chains
-from .forward import Drafts, StepCache, StepInputs
-from .rotary import frequencies_as_loaded, growing
-from .stock import activation_type, input_device
+from ..kv_cache import KVCache, LayerShape, StepCache
+from ..model.forward import Drafts, Operations, StepInputs
+from ..model.rotary import frequencies_as_loaded, growing
+from .attention import step_context
+from .compat import cache_argument, returned_cache
+from .facts import accepts_multi_token_steps, may_verify_chains
+from .transformers_forward import activation_type, input_device
 from .trial import TOLERANCE, difference, rounding_type
 
 TRIAL = 10
@@ -115,16 +116,14 @@ class OwnCacheModel:
         NaNLogitsError: its weights are damaged.
     """
 
-    attention = "the model's own"
-    keeps_weights = True
-    kernels = False
-    foreign = True
+    operations = Operations("the model's own")
 
     def __init__(self, model: Any) -> None:
         self.device = input_device(model)
-        self.dtype = self.rounding = activation_type(model)
+        self.dtype = activation_type(model)
         self.layer_shapes: list[LayerShape] = []
         self.drafts: Drafts = "none"
+        self.context = step_context(self.device, foreign=True)
         self._model = model
         self._growing = growing(model)
         self._config = model.config.get_text_config(decoder=True)
@@ -156,7 +155,7 @@ class OwnCacheModel:
                 return
         self._name = None
 
-    def use(self, attention: str, ops: Any = None) -> None:
+    def use(self, operations: Operations) -> None:
         """See `forward.Forward`: there is nothing to choose here."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:

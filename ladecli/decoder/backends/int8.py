@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_formats import Form, Weight, rotated
+from .compat import MAKES_QUANTISED, quantised_tensor
+from .cpu_layouts import Form, Weight, rotated
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .model.attention.triton import power_of_two
+from .. import sampling
+from .triton_attention import power_of_two
 
 MOST = 16
 """Tokens of a row that can be asked for."""
@@ -91,7 +92,10 @@ def rank_row(best, tops, sums, ids, shares, blocks, count, BLOCKS: tl.constexpr)
 
 
 def most_probable(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
-    """As `sampling.most_probable`, for at most `MOST` tokens; numbers are always probabilities."""
+    """See `sampling.most_probable`, which finds more than `MOST` tokens; numbers are always
+    probabilities."""
+    if successors > MOST:
+        return sampling.most_probable(logits, successors)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, vocabulary = logits.shape
     count = min(max(successors, 1), vocabulary)

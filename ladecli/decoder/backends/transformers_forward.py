@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
 from ..errors import UnsupportedModelError
-from ..kv_cache import LayerShape
-from .attention import BACKENDS, Backend, choose_backend
-from .attention.mask import Rules, StepMask
-from .forward import Drafts, StepCache, StepInputs
-from .rotary import frequencies_as_loaded, growing
+from ..kv_cache import LayerShape, StepCache
+from ..model.attention import Attend
+from ..model.forward import Drafts, Operations, StepInputs
+from ..model.mask import Rules, StepMask
+from ..model.rotary import frequencies_as_loaded, growing
+from .attention import choose_operations, step_context
+from .compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
@@ -40,7 +41,7 @@ _HARMLESS = frozenset(
 class AttentionCall(NamedTuple):
     """What a step hands to every attention layer, which adds its sliding window to `windows`."""
 
-    backend: Backend
+    attend: Attend
     mask: StepMask
     windows: set[int]
 
@@ -81,7 +82,7 @@ def attention_forward(
         lade_step.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rules = Rules(scale, sliding_window, softcap, s_aux)
-    out = lade_step.backend(query, key, value, lade_step.mask, rules)
+    out = lade_step.attend(query, key, value, lade_step.mask, rules)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -100,14 +101,11 @@ class StockModel:
         sliding_windows: those that layers asked for in the last step.
     """
 
-    keeps_weights = True
-    kernels = False
-    foreign = True
     drafts: Drafts = "trees"
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
         self.device = input_device(model)
-        self.dtype = self.rounding = activation_type(model)
+        self.dtype = activation_type(model)
         sizes_differ = any(shape.key_size != shape.value_size for shape in shapes)
         name = "sdpa" if attention == "auto" and sizes_differ else attention
         self.layer_shapes = list(shapes)
@@ -120,12 +118,12 @@ class StockModel:
             config for config in configs.values() if hasattr(config, "_attn_implementation")
         ]
         self._growing = growing(model)
-        self.use(name)
+        self.context = step_context(self.device, foreign=True)
+        self.use(choose_operations(name, self.device, self.dtype))
 
-    def use(self, attention: str, ops: Any = None) -> None:
-        """See `forward.Forward`; there are no small operations of ours here."""
-        self.attention = choose_backend(attention, self.device, self.dtype)
-        self.attend: Backend = BACKENDS[self.attention]
+    def use(self, operations: Operations) -> None:
+        """See `forward.Forward`: it takes their attention."""
+        self.operations = operations
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; its keys and values are in the cache afterwards.
@@ -133,7 +131,7 @@ class StockModel:
         Returns:
             Logits of `step.outputs`, [outputs, vocabulary].
         """
-        call = AttentionCall(self.attend, step.mask, set())
+        call = AttentionCall(self.operations.attend, step.mask, set())
         rows: Any = 0
         if step.outputs is not None:
             # transformers computes one row at least.  It gets places: of a number of rows, Gemma 4

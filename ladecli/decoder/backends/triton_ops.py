@@ -2,9 +2,9 @@
 
 Fused are residual add + RMSNorm, QK-norm + RoPE + cache write, and the gated MLP's activation.
 Numbers are computed in float32 and rounded where transformers rounds them, so that half precision
-differs by the order of a sum at most.  Ask `attention.triton_available` first.  What the kernels
-do not cover is left to `TorchOps`: layers without a norm or without positions, norms over all
-heads at once, and queries that grow with their position.
+differs by the order of a sum at most.  Ask `triton_available` first.  What the kernels do not
+cover is left to `TorchOps`: layers without a norm or without positions, norms over all heads at
+once, and queries that grow with their position.
 """
 
 # Triton's language has no types in Python.
@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention.triton import early, power_of_two
-from .attention.triton_kernel import begin_early
-from .forward import StepCache
-from .layer import Layer, Norm, TorchOps, norm_heads
-from .rotary import Rotary
+from ..kv_cache import StepCache
+from ..model.layer import Layer, Norm, TorchOps, norm_heads
+from ..model.rotary import Rotary
+from .triton_attention import early, power_of_two
+from .triton_attention_kernel import begin_early
 
 
 @triton.jit

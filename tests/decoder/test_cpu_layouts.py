@@ -11,11 +11,9 @@ import torch
 import transformers
 from torch import nn
 
-from ladecli.decoder.compat import packs_halves
-from ladecli.decoder.config import Limits
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import cpu_formats, weights
-from ladecli.decoder.model.cpu_formats import (
+from ladecli.decoder.backends import cpu_layouts, weights
+from ladecli.decoder.backends.compat import packs_halves
+from ladecli.decoder.backends.cpu_layouts import (
     ALIKE,
     alike_forms,
     choose_form,
@@ -24,7 +22,10 @@ from ladecli.decoder.model.cpu_formats import (
     packs,
     possible,
 )
-from ladecli.decoder.model.weights import CPU_TYPES, join_plain
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.rescoring import rounding_of
+from ladecli.decoder.backends.weights import CPU_TYPES, join_plain
+from ladecli.decoder.config import Limits
 
 from ..decoding import ids_of, run, transformers_ids
 from ..families import model_of, prompt_for
@@ -46,8 +47,8 @@ TYPES = pytest.mark.parametrize("dtype", CPU_TYPES)
 
 def bare_processor(monkeypatch: pytest.MonkeyPatch, halves: bool = False) -> None:
     """Pretend that libraries have no products for 16 bits here, but for `halves`."""
-    monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
-    monkeypatch.setattr(cpu_formats, "packs_halves", lambda: halves)
+    monkeypatch.setattr(cpu_layouts, "packs", lambda dtype: dtype == torch.float32)
+    monkeypatch.setattr(cpu_layouts, "packs_halves", lambda: halves)
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
@@ -208,7 +209,7 @@ def test_what_is_between_products_of_16_bits_is_float32(
         pytest.skip("this processor has no products of bfloat16")
     model = copy.deepcopy(model_of("llama")).bfloat16()
     prefer(monkeypatch, form)
-    forward = load_decoder(model).runner.model
+    forward = load_decoder(model).executor.model
     kinds = {forward.dtype, *(shape.dtype for shape in forward.layer_shapes)}
     assert kinds == {torch.float32}
-    assert forward.rounding == (torch.float32 if form == "halves" else torch.bfloat16)
+    assert rounding_of(forward) == (torch.float32 if form == "halves" else torch.bfloat16)

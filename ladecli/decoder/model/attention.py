@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .mask import Rules, StepMask
+
+Attend = Callable[[Tensor, Tensor, Tensor, StepMask, Rules], Tensor]
+"""(query [1, H, T, D], key and value [1, K, S, D], mask, rules) -> [1, H, T, D]; see
+`reference_attention`."""
 
 
 def reference_attention(

@@ -1,10 +1,10 @@
-"""The layers of a transformer on a CPU, for TorchScript's interpreter; see `cpu_formats` for why.
+"""The layers of a transformer on a CPU, for TorchScript's interpreter; see `cpu_layouts` for why.
 
 `CpuLayers` computes what the loop in `transformer` does, call by call, for weights that are plain
 or of 8 bits, and attention by torch's own kernel or batch-invariant.
 """
 
-# Annotations are not postponed, as in `cpu_formats`.
+# Annotations are not postponed, as in `cpu_layouts`.
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..compat import script
-from .attention.in_blocks import KeyBlock, attend_in_blocks
-from .attention.invariant import BLOCK
-from .attention.mask import StepMask
-from .cpu_formats import CpuLinear, Linear, project
-from .forward import StepCache
-from .layer import Heads, Layer, Norm, Norms, gated, norm_heads, part, rms_norm
-from .rotary import Rotary, rotate
+from ..kv_cache import StepCache
+from ..model.layer import Heads, Layer, Norm, Norms, gated, norm_heads, part, rms_norm
+from ..model.mask import StepMask
+from ..model.rotary import Rotary, rotate
+from .compat import script
+from .cpu_layouts import CpuLinear, Linear, project
+from .in_blocks import KeyBlock, attend_in_blocks
+from .invariant import blocks as blocks_of
 
 MOST_TOKENS = 64
 """Of a step that is run by TorchScript: in wider ones Python takes no time, and Ctrl-C is heard
@@ -131,23 +131,14 @@ def add(residual: Tensor, update: Tensor, norm: Norm | None, scale: float) -> No
     residual.add_(update)
 
 
-def can_be_scripted(layers: Sequence[Layer]) -> bool:
-    """Whether `ScriptedLayers` is for the layers of a model: those on a CPU, without a soft cap."""
-    return all(
-        layer.attends.softcap is None
-        and all(isinstance(each, CpuLinear) for each in layer.products)
-        for layer in layers
-    )
-
-
 class ScriptedLayers:
-    """Runs layers by TorchScript, where torch has it.
+    """Runs layers by TorchScript, where torch has it; a `forward.RunLayers`.
 
     Args:
-        layers: that `can_be_scripted`.
+        layers: whose weights have `cpu_layouts`, without a soft cap.
         kinds: of rotary embeddings, in their order.
         residual_scale: of what each branch adds.
-        invariant: whether attention is batch-invariant; see `attention.invariant`.
+        invariant: whether attention is batch-invariant; see `backends.invariant`.
     """
 
     def __init__(
@@ -179,7 +170,18 @@ class ScriptedLayers:
             ]
         )
 
-    def run(
+    @classmethod
+    def make(
+        cls, invariant: bool, layers: Sequence[Layer], kinds: Sequence[str], residual_scale: float
+    ) -> "ScriptedLayers | None":
+        """Return what runs layers; None if some of them cannot be scripted."""
+        for layer in layers:
+            plain = all(isinstance(product, CpuLinear) for product in layer.products)
+            if not plain or layer.attends.softcap is not None:
+                return None
+        return cls(layers, kinds, residual_scale, invariant)
+
+    def __call__(
         self, residual: Tensor, rotary: Mapping[str, Rotary], mask: StepMask, cache: StepCache
     ) -> bool:
         """Run a step [T, n] through all layers, which add what they find to it.
@@ -201,8 +203,8 @@ class ScriptedLayers:
             mask.additive_mask(window, groups, dtype, residual.device)
             for window, groups in self._views
         ]
-        firsts = [mask.first_slot(window) for window, _ in self._views]
-        blocks = [mask.blocks(window, BLOCK) for window, _ in self._views if self._invariant]
+        firsts = [0 if window is None else mask.first_slot(window) for window, _ in self._views]
+        blocks = [blocks_of(mask, window) for window, _ in self._views if self._invariant]
         turns, places = [*rotary.values()], (masks, firsts, blocks)
         self._layers(residual, turns, *places, [*keys], [*values], starts[0])
         return True

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Collection
 from itertools import islice
 
-from .config import WITHOUT_WINDOW, LookaheadConfig
-from .decoder import Decoder
-from .drafting.store import DraftStore
-from .events import Step
-from .strategies import make_strategy
+from ..config import WITHOUT_WINDOW, LookaheadConfig
+from ..decoder import Decoder
+from ..drafting.store import DraftStore
+from ..events import Step
+from ..strategies import make_strategy
 
 WIDTHS = (1, 4, 16, 8, 32, 2)
 """The widths that are measured, the most telling ones first; a GPU has 64 in addition."""
@@ -41,10 +41,10 @@ def measure(
         known: widths that were measured before; others come first.
         clock: tells the time of a step.
     """
-    runner = decoder.runner
-    widths = [*WIDTHS, 64] if runner.device.type == "cuda" else [*WIDTHS]
+    executor = decoder.executor
+    widths = [*WIDTHS, 64] if executor.device.type == "cuda" else [*WIDTHS]
     # The first steps of a width capture it, or compile kernels.
-    fresh = {*widths} if runner.captures or runner.device.type != "cpu" else set[int]()
+    fresh = {*widths} if executor.overlaps or executor.device.type != "cpu" else set[int]()
     text = [7919 * place % decoder.facts.vocabulary for place in range(PROMPT)]
     stores = {width: DraftStore() for width in widths}
     found: dict[int, list[float]] = {}

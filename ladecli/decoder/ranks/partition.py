@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ...step_cost import fitting
-from ...strategy import Draft
-from ...tree import ROOT, TokenTree
-from ...window import WindowBlock
+from ..step_cost import fitting
+from ..strategy import Draft
+from ..tree import ROOT, TokenTree
+from ..window import WindowBlock
 
 
 @dataclass(frozen=True, slots=True)

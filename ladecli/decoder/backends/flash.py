@@ -12,8 +12,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from .dense import sdpa_attention
-from .mask import Rules, StepMask
+from ..model.attention import sdpa_attention
+from ..model.mask import Rules, StepMask
 
 
 def flash_attention(

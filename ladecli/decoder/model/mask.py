@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...layout import WORD, dense, packed, words_for
-from .in_blocks import KeyBlock
+from ..layout import WORD, dense, packed, words_for
 
 T = TypeVar("T")
 
@@ -28,15 +27,6 @@ class Rules(NamedTuple):
     sinks: Tensor | None = None
     """[H], the score of a key that every query of a head sees and whose value is zero (gpt-oss);
     None for none."""
-
-
-class StepPart(NamedTuple):
-    """A part of a step, as a step of its own."""
-
-    places: Tensor  # the tokens that take part: those that it is for, and those that they see
-    slots: Tensor  # of the keys that these see
-    results: Tensor  # which of them it is for
-    mask: StepMask
 
 
 class DeviceMask(NamedTuple):
@@ -67,13 +57,13 @@ class StepMask:
     def __init__(self, rows: Sequence[int], positions: Sequence[int], prefix: int) -> None:
         self.prefix: int | None = prefix
         self.is_single = len(rows) == 1
-        self._rows, self._positions = rows, positions
-        self._last_position = max(positions)
+        self.rows, self.positions = rows, positions
+        self.last_position = max(positions)
         self._made: dict[Any, Any] = {}
 
     def active_window(self, sliding_window: int | None) -> int | None:
         """`sliding_window`; None where the text is too short for it to hide anything."""
-        if sliding_window is None or sliding_window > self._last_position:
+        if sliding_window is None or sliding_window > self.last_position:
             return None
         return sliding_window
 
@@ -81,15 +71,15 @@ class StepMask:
         """The first slot that any token of the step sees; those before need not be read."""
         if sliding_window is None or self.prefix is None:
             return 0
-        return min(max(min(self._positions) - sliding_window + 1, 0), self.prefix)
+        return min(max(min(self.positions) - sliding_window + 1, 0), self.prefix)
 
     def on_device(self, device: torch.device) -> DeviceMask:
         """The mask as kernels read it, brought to a device in one copy."""
-        return self._once(("on device", device), partial(self._make_on_device, device))
+        return self.once(("on device", device), partial(self._make_on_device, device))
 
     def visible(self, device: torch.device) -> Tensor:
         """Bool [T, T]: which token (row) sees which token of the step (column)."""
-        return self._once(("visible", device), partial(self._make_visible, device))
+        return self.once(("visible", device), partial(self._make_visible, device))
 
     def additive_mask(
         self, sliding_window: int | None, groups: int, dtype: torch.dtype, device: torch.device
@@ -103,22 +93,13 @@ class StepMask:
         if self.is_single:
             return None
         what = self.active_window(sliding_window), groups, dtype, device
-        return self._once(what, partial(self._make_additive, *what))
-
-    def parts(self, most: int) -> list[StepPart]:
-        """The step as several of at most `most` tokens each, as long as no token sees more."""
-        return self._once("parts", lambda: [*self._make_parts(most)])
-
-    def blocks(self, sliding_window: int | None, size: int) -> list[KeyBlock]:
-        """All keys by blocks of `size` positions, the first of which begins with the text."""
-        first = self.first_slot(sliding_window)
-        return self._once(("blocks", first), lambda: [*self._make_blocks(first, size)])
+        return self.once(what, partial(self._make_additive, *what))
 
     def own(self, keys: Tensor) -> Tensor:
         """The step's own keys, [1, K, T, D], of those in the cache, [1, K, S, D]; or values."""
         return keys[:, :, self.prefix :]
 
-    def _once(self, what: Hashable, make: Callable[[], T]) -> T:
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
         """What is made at the first call."""
         if what not in self._made:
             self._made[what] = make()
@@ -126,83 +107,27 @@ class StepMask:
         return found
 
     def _make_on_device(self, device: torch.device) -> DeviceMask:
-        count = len(self._rows)
+        count = len(self.rows)
         words = words_for(count)
-        head = np.array([self.prefix, *self._positions], dtype=np.int32).tobytes()
-        buffer = bytearray(head + packed(self._rows, words))
+        head = np.array([self.prefix, *self.positions], dtype=np.int32).tobytes()
+        buffer = bytearray(head + packed(self.rows, words))
         whole = torch.frombuffer(buffer, dtype=torch.int32).to(device)
         length, positions, bits = torch.split(whole, [1, count, count * words])
         return DeviceMask(length, positions, bits.view(count, words))
 
-    def _make_parts(self, most: int) -> Iterator[StepPart]:
-        assert self.prefix is not None
-        rows = self._rows
-        # The first tokens follow one another, and all later ones see them.
-        text = len(rows)
-        for place, row in enumerate(rows):
-            followed = (~row & (row + 1)).bit_length() - 1
-            if followed <= place and row & (row - 1):  # padding sees itself alone
-                text = min(text, followed)
-        first = start = 0
-        while first < len(rows):
-            # Drafts see few of the others: as many of them at once as see no more than fit.
-            seen, end = rows[first] >> start, first + 1
-            while end < len(rows) and (more := seen | rows[end] >> start).bit_count() <= most:
-                seen, end = more, end + 1
-            places = [start + each for each in range(seen.bit_length()) if seen >> each & 1]
-            yield self._part(range(first, end), places, start)
-            first, start = end, min(end, text)
-
-    def _part(self, results: range, places: Sequence[int], start: int) -> StepPart:
-        """Of the tokens at some places, where those before `start` are of the text."""
-        assert self.prefix is not None
-        shown = dense(self._rows)[np.ix_(places, places)]
-        words = np.packbits(shown, axis=1, bitorder="little")
-        rows = [int.from_bytes(row.tobytes(), "little") for row in words]
-        positions = [self._positions[place] for place in places]
-        cached, own = self.prefix + start, torch.tensor(places)
-        return StepPart(
-            places=own,
-            slots=torch.cat((torch.arange(cached), self.prefix + own)),
-            results=torch.searchsorted(own, torch.tensor([*results])),
-            mask=StepMask(rows, positions, cached),
-        )
-
-    def _make_blocks(self, first: int, size: int) -> Iterator[KeyBlock]:
-        assert self.prefix is not None
-        prefix, slots = self.prefix, self.prefix + len(self._positions)
-        edge = first // size * size
-        while edge + size <= prefix:
-            yield KeyBlock(max(edge - first, 0), edge + size - first)
-            edge += size
-        if self._last_position < edge + size:
-            yield KeyBlock(max(edge - first, 0), slots - first)
-            return
-        # The step's own keys are of several blocks, and stand in any order.
-        positions = np.array([*range(edge, prefix), *self._positions])
-        for start in range(edge, self._last_position + 1, size):
-            inside = (positions >= start) & (positions < start + size)
-            if len(places := np.flatnonzero(inside)):
-                part = inside[places[0] : places[-1] + 1]
-                kept = None if part.all() else torch.from_numpy(part.astype(np.float32))
-                begin, end = (edge - first + int(place) for place in (places[0], places[-1] + 1))
-                # A window may begin within the block.
-                cut = max(-begin, 0)
-                yield KeyBlock(begin + cut, end, kept if kept is None else kept[cut:])
-
     def _make_visible(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(dense(self._rows)).to(device)
+        return torch.from_numpy(dense(self.rows)).to(device)
 
     def _make_additive(
         self, window: int | None, groups: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         assert self.prefix is not None
         first = self.first_slot(window)
-        cached, count = self.prefix - first, len(self._rows)
+        cached, count = self.prefix - first, len(self.rows)
         added = torch.zeros((groups, count, cached + count), dtype=dtype, device=device)
-        hidden = ~dense(self._rows)
+        hidden = ~dense(self.rows)
         if window is not None:
-            positions = np.array(self._positions)
+            positions = np.array(self.positions)
             last_hidden = (positions - window)[:, None]
             hidden |= positions <= last_hidden
             before = torch.from_numpy(np.arange(first, self.prefix) <= last_hidden)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...layout import WORD, words_for
-from .dense import sdpa_attention
-from .mask import CapturedMask, DeviceMask, Rules, StepMask
+from ..layout import WORD, words_for
+from ..model.attention import sdpa_attention
+from ..model.mask import CapturedMask, DeviceMask, Rules, StepMask
 
 _MOST_SPLITS = 128
 """More would not fit into the registers of the program that joins them."""
@@ -162,7 +162,7 @@ def _attend(
     # Not before here: a CPU does without triton.
     from triton import language
 
-    from . import triton_kernel as kernels
+    from . import triton_attention_kernel as kernels
 
     _, heads, count, size = query.shape
     groups = heads // key.shape[1]
@@ -196,7 +196,7 @@ def _attend(
 
 def _join(launch: Launch, part: Tensor, lse: Tensor, out: Tensor) -> None:
     """Weigh the parts of all splits: out [1, H, T, D]."""
-    from . import triton_kernel as kernels
+    from . import triton_attention_kernel as kernels
 
     heads, count, size = out.shape[1:]
     kernels.join[heads * count,](

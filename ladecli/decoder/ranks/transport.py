@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...errors import RankError
+from ..errors import RankError
 
 T = TypeVar("T")
 

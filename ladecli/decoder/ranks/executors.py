@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigError, DecoderError, RankError
-from ...sampling import Sampler
-from ...strategy import Draft, Room, State, StepResult
-from ..executor import Executor, Fed, Stopped, TooWide
+from torch import Tensor
+
+from ..errors import ConfigError, DecoderError, RankError
+from ..executor import Executor, FailedStep, Read, StartedStep, Stopped, T
+from ..layout import StepLayout
+from ..sampling import Sampler
+from ..strategy import Draft, Room, State, StepResult
 from .partition import Share, partition
 
 if TYPE_CHECKING:
@@ -51,15 +54,16 @@ class Ranks(Executor):
     retries_chunks = False
 
     def __init__(self, local: Executor, transport: DistributedTransport) -> None:
-        super().__init__(local.runner, local.facts, local.max_context, local.chunk)
-        if local.runner.model.drafts != "trees":
+        super().__init__(local.model, local.cache, local.facts, local.max_context, local.chunk)
+        self.overlaps, self.notices = local.overlaps, local.notices
+        if local.model.drafts != "trees":
             raise ConfigError(
                 f"models of the family {local.facts.family!r} verify one continuation at a time,"
                 " which ranks cannot share; leave --parallel out"
             )
         self.size = transport.size
         self.begun = 0
-        self._transport = transport
+        self._local, self._transport = local, transport
         self._awaited = False
         self._draft = Draft()
 
@@ -71,7 +75,15 @@ class Ranks(Executor):
         problem = "was given another prompt or other settings than rank 0"
         self.cache.truncate(min(self._exchange(self.cache.length, fingerprint, problem)))
 
-    def verify(self) -> StepResult | TooWide:
+    def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
+        """See `Executor`: captured, where steps of this process are."""
+        return self._local.launch(layout, read)
+
+    def run(self, layout: StepLayout) -> Tensor:
+        """See `Executor`."""
+        return self._local.run(layout)
+
+    def verify(self) -> StepResult | FailedStep:
         """See `Executor`: what all ranks found, or that memory ran out on one of them."""
         mine = super().verify()
         draft = self._draft
@@ -79,7 +91,7 @@ class Ranks(Executor):
         tried = [draft.successors, tree.tokens, tree.parents, window]
         results = self._exchange(mine, tried, "drafted other tokens than rank 0")
         for result in results:
-            if isinstance(result, TooWide):
+            if isinstance(result, FailedStep):
                 return result
         return self._merged(results)
 
@@ -159,11 +171,11 @@ class LookaheadParallel(Ranks):
         """See `Executor`."""
         return replace(super().room(state), loads=self._loads)
 
-    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> StartedStep:
         """See `Executor`: the share of this rank, and the draft as far as all have room for it."""
         self._draft, self._shares = partition(draft, self._loads)
         fed = super().start(state, self._shares[self._rank].draft, sampler)
-        return Fed(self._draft, fed.width)
+        return StartedStep(self._draft, fed.width)
 
     def commit(self, nodes: Sequence[int]) -> None:
         """See `Executor`: this rank holds the nodes up to the first that is not in its share."""
@@ -208,7 +220,7 @@ class TensorParallel(Ranks):
         super().__init__(local, transport)
         self._in_forward = False
 
-    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> StartedStep:
         """See `Executor`: the whole draft, which all ranks compute together."""
         self._sync()
         self._draft = draft

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..compat import PackedWeight, packs_halves, scripted
+from .compat import PackedWeight, packs_halves, scripted
 
 SMALL = 1 << 16
 """Numbers in a matrix below which the call itself costs more than a form can save."""
@@ -248,7 +248,8 @@ class CpuLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        return self.form(x, self.bias)
+        product: Tensor = scripted(multiply)(x, self.form.weight, self.bias)
+        return product
 
     @property
     def rounding(self) -> torch.dtype:

@@ -1,8 +1,8 @@
 """An executor runs the steps of a text: what the loop asks of it, and how one process answers.
 
-The loop does not know how steps are run.  `Executor` runs them in this process, captured or not,
-by what its runner does; `Chained` does so with a cache that cannot hold rival continuations; those
-of `ranks` share each step with other processes.
+The loop does not know how steps are run.  `Executor` runs them in this process, one operation after
+the other; `backends.cuda_graphs` has one that captures them, and `Chained` has a cache that cannot
+hold rival continuations; those of `ranks` share each step with other processes.
 """
 
 from __future__ import annotations
@@ -12,36 +12,54 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from .. import layout
-from ..config import captured_width
-from ..errors import NaNLogitsError, NoMemoryError
-from ..events import PromptRead
-from ..faults import attempt, check_alive
-from ..model.families import ModelFacts
-from ..sampling import Sampler
-from ..strategy import Draft, Room, State, StepResult
-from ..tree import TokenTree
-from .runner import Runner
+import numpy as np
+from torch import Tensor
+
+from . import layout
+from .config import captured_width, chunk_on
+from .errors import NaNLogitsError, NoMemoryError
+from .events import PromptRead
+from .faults import attempt, check_alive, is_out_of_memory, reason_of
+from .kv_cache import KVCache
+from .layout import StepLayout
+from .model.families import ModelFacts
+from .model.forward import Forward, StepInputs
+from .model.mask import StepMask
+from .sampling import MostProbable, Sampler
+from .strategy import Draft, Room, State, StepResult
+from .transfer import to_device
+from .tree import TokenTree
 
 MOST_FED_AGAIN = 16
 """Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
 drafts are not accepted whole."""
 
 
+T = TypeVar("T")
+Read = Callable[[Tensor], Callable[[], T]]
+"""Launches what is to be found out of the logits of a step's outputs, [outputs, vocabulary], which
+may be on their way yet; what it returns waits for that."""
+
+
+def whole(logits: Tensor) -> Callable[[], Tensor]:
+    """Read out the logits as they are; see `Read`."""
+    return lambda: logits
+
+
 class Stopped(Exception):
     """The text ends here without a word, because its reader elsewhere wants no more of it."""
 
 
-class Fed(NamedTuple):
-    """What a step feeds."""
+class StartedStep(NamedTuple):
+    """A step under way."""
 
     draft: Draft  # as far as there was room for it
     width: int  # tokens that this process feeds
 
 
-class TooWide(NamedTuple):
+class FailedStep(NamedTuple):
     """A forward that came to nothing: memory ran out, or a draft brought NaNs."""
 
     pending: int
@@ -59,25 +77,41 @@ class Executor:
     and `RankError` where one is gone, has failed, or does something else.
 
     Args:
-        runner: runs forwards.
+        model: whose forward runs.
+        cache: where its keys and values go.
         facts: about the model.
-        max_context: the most tokens of prompt and text together.
-        chunk: prompt tokens per forward, where memory suffices.
+        max_context: the most tokens of prompt and text together, not more than the model was made
+            for; None for as many.
+        chunk: prompt tokens per forward, where memory suffices; None for what suits the device.
 
     Attributes:
-        cache: holds the committed tokens, as far as they were computed here.
-        overlaps: whether a step runs on after `start`, so that the host may do something else.
+        overlaps: whether a step runs on after `start`, so that the host may do something else:
+            whether steps are captured.
+        graphs_made: steps captured so far.
+        notices: lines for the user about what steps do without.
     """
 
+    overlaps = False
     # Whether a step, or a chunk of the prompt, that memory does not suffice for is tried smaller.
     retries_steps = retries_chunks = True
 
-    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
-        self.runner, self.cache, self.overlaps = runner, runner.cache, runner.captures
-        self.facts, self.max_context, self.chunk = facts, max_context, chunk
+    def __init__(
+        self,
+        model: Forward,
+        cache: KVCache,
+        facts: ModelFacts,
+        max_context: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        self.model, self.cache, self.facts = model, cache, facts
+        self.device = model.device
+        self.max_context = min(max_context or facts.context, facts.most_context)
+        self.chunk = chunk or chunk_on(self.device.type)
+        self.graphs_made = 0
+        self.notices: list[str] = []
         # What memory was found to suffice for in this text: pending tokens of a forward, and the
         # other tokens of a step.
-        self._most_pending, self._widest = chunk, sys.maxsize
+        self._most_pending, self._widest = self.chunk, sys.maxsize
         self._has_read = True
         # The step under way; no result where memory did not suffice to start it.
         self._layout = layout.NOTHING
@@ -93,7 +127,7 @@ class Executor:
         # Anew for every text: one bad moment would slow a whole session down.
         self._most_pending, self._widest = self.chunk, sys.maxsize
         self._invalidate_on_rope_change(len(state.tokens))
-        if self.runner.device.type == "cpu":
+        if self.device.type == "cpu":
             # Slots that nobody writes to take no memory there; those of a longer text still do.
             if not self.cache.length:
                 self.cache.release()
@@ -121,10 +155,10 @@ class Executor:
             # A token that no other one sees has the model turn all keys by the same frequencies.
             anchor = cache.turned - 1 if start < cache.turned else None
             chunk = layout.build_chunk(state.tokens[start : start + most], start, anchor)
-            if attempt(self.runner.run, chunk) is None:
+            if attempt(self.run, chunk) is None:
                 if not self.retries_chunks:
                     raise NoMemoryError
-                if not self.narrow(TooWide(chunk.pending)):
+                if not self.narrow(FailedStep(chunk.pending)):
                     self._has_read = False
                     return
                 continue
@@ -171,19 +205,85 @@ class Executor:
         # A path of more tokens than a step may have would be wider, too.
         return Room(min(reach, state.end - length - 1, width - 1), reach, width)
 
-    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> StartedStep:
         """Start a step, and what the sampler reads out of it."""
         if self._has_read:
             start = self.cache.length
             self._layout = step = layout.build(state.tokens[start:], start, draft)
             read = partial(sampler.read, layout=step, draft=draft)
-            self._result = attempt(self.runner.start, step, read)
+            self._result = attempt(self.launch, step, read)
         else:
             # Nothing is fed: `verify` says so, where all ranks hear of it.
             self._layout, self._result = layout.NOTHING, None
-        return Fed(draft, len(self._layout.tokens))
+        return StartedStep(draft, len(self._layout.tokens))
 
-    def verify(self) -> StepResult | TooWide:
+    def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
+        """Launch one step, whose keys and values go after the committed ones, and read it out.
+
+        Here nothing happens before the result is asked for.
+        """
+        return lambda: read(self.run(layout))()
+
+    def run(self, layout: StepLayout) -> Tensor:
+        """Run one step; logits of its outputs, [outputs, vocabulary]."""
+        model, cache, count = self.model, self.cache, len(layout.tokens)
+        if cache.length + count > cache.slots:
+            cache.reserve(cache.length + count)
+        outputs: Tensor | None = None
+        if layout.outputs != [*range(count)]:
+            outputs = to_device(np.array(layout.outputs, dtype=np.int64), self.device)
+        mask = StepMask(layout.rows, layout.positions, cache.length)
+        step = StepInputs(
+            tokens=to_device(layout.tokens, self.device),
+            positions=to_device(layout.positions, self.device),
+            mask=mask,
+            outputs=outputs,
+            length=cache.length,
+            last_position=mask.last_position,
+        )
+        try:
+            with model.context():
+                return model.forward(step, cache)
+        except Exception as error:
+            if not self._simplify(error):
+                raise
+        return self.run(layout)
+
+    @property
+    def ranking(self) -> MostProbable:
+        """What ranks the logits of a text's steps; a kernel of ours may fail."""
+        operations = self.model.operations
+        return operations.rank if operations.simpler is None else self.most_probable
+
+    def most_probable(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
+        """See `sampling.most_probable`."""
+        try:
+            return self.model.operations.rank(logits, successors)
+        except Exception as error:
+            if not self._simplify(error):
+                raise
+        return self.most_probable(logits, successors)
+
+    def _simplify(self, error: Exception) -> bool:
+        """Go on with simpler operations after a kernel of ours has failed, as one can at a size
+        that nothing has tried before; whether there are any, and the device lives."""
+        simpler = self.model.operations.simpler
+        if simpler is None or is_out_of_memory(error):
+            return False
+        check_alive(self.device, error)
+        self.model.use(simpler)
+        self.notices.append(f"steps run without Triton kernels, and slower: {reason_of(error)}")
+        return True
+
+    def widths(self, limit: int) -> Sequence[int]:
+        """The only widths that steps should have, up to a limit, which is one of them if it can be
+        captured; () where any width does."""
+        return ()
+
+    def forget(self) -> None:
+        """Let go of what is kept for further steps."""
+
+    def verify(self) -> StepResult | FailedStep:
         """Wait for the step, and walk down its tree as far as the model agrees."""
         pending, memory = self._layout.pending, True
         width = len(self._layout.tokens) - pending + 1
@@ -200,9 +300,9 @@ class Executor:
         if memory and not self.retries_steps:
             raise NoMemoryError
         self.cache.keep(())  # a model's own may hold the step already
-        return TooWide(pending, width, memory)
+        return FailedStep(pending, width, memory)
 
-    def narrow(self, short: TooWide) -> int:
+    def narrow(self, short: FailedStep) -> int:
         """Let the larger part of a forward be half as large from now on.
 
         Returns:
@@ -230,7 +330,7 @@ class Executor:
 
     def leave(self, why: BaseException) -> None:
         """The text is given up; raises `DeviceLostError` where that is because of a fault."""
-        check_alive(self.runner.device, why)
+        check_alive(self.device, why)
 
 
 class Chained(Executor):
@@ -243,7 +343,7 @@ class Chained(Executor):
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """See `Executor`."""
         super().begin(state, fingerprint)
-        if self.runner.model.drafts == "none":
+        if self.model.drafts == "none":
             self._widest = 1
 
     def _together(self, start: int) -> int:
@@ -257,7 +357,7 @@ class Chained(Executor):
         load = 1 if begins else len(state.tokens) - self.cache.length
         return replace(super().room(state), loads=(load,), branches=False)
 
-    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> StartedStep:
         """See `Executor`."""
         # A step without drafts is accepted whole, so that nothing of it is fed again.
         again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN

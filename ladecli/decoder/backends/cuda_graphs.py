@@ -4,7 +4,7 @@ A small step is hundreds of kernels, which the host takes longer to launch one b
 GPU to run.  So a step is padded to one of a few widths, and the whole forward of that width is
 captured when it is first needed.  Addresses, shapes and what Python decided on the way are fixed
 then; tokens, positions, mask and the length of the text are read from one buffer on the device.
-Prompt chunks and very wide steps run as those of `Runner`; so do steps of a width that cannot be
+Prompt chunks and very wide steps run as those of `Executor`; so do steps of a width that cannot be
 captured.
 """
 
@@ -26,16 +26,16 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from ..config import CAPTURED_WIDTHS, PREFILL_CHUNK, captured_width
+from ..executor import Executor, Read, T
 from ..faults import check_alive, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, Target
 from ..layout import StepLayout, packed, words_for
-from ..model.attention import READS_LENGTH
-from ..model.attention.mask import CapturedMask, DeviceMask
 from ..model.families import ModelFacts
 from ..model.forward import Forward, StepInputs
-from ..quiet import quiet
+from ..model.mask import CapturedMask, DeviceMask
 from ..transfer import to_device
-from .runner import SDPA, Read, Runner, T
+from .attention import SDPA
+from .quiet import quiet
 
 WARM_UP = 2
 """Runs before a capture: libraries make their handles in the first ones."""
@@ -139,7 +139,7 @@ class GraphCapture:
         return True
 
 
-class Kind(NamedTuple):
+class GraphKey(NamedTuple):
     """What is fixed in a captured step."""
 
     width: int  # T, tokens of the step, padding included
@@ -232,37 +232,33 @@ class CapturedStep:
     logits: Tensor  # where it leaves them, [T, vocabulary]
 
 
-class CudaGraphs(Runner):
-    """Runs steps as CUDA graphs; those that cannot be captured as `Runner` does.
+class CudaGraphs(Executor):
+    """Runs steps as CUDA graphs; those that cannot be captured as `Executor` does.
 
     Args:
-        model: on one device.
-        cache: where its keys and values go.
-        facts: about the model.
-        max_context: the most tokens of prompt and text together.
+        model, cache, facts, max_context, chunk: see `Executor`.
         capture: captures work; None for CUDA graphs on the model's device.
 
     Attributes:
         given_up: why steps of some width are not captured, the first one's reason, or None.
     """
 
-    captures = True
+    overlaps = True
 
     def __init__(
         self,
         model: Forward,
         cache: KVCache,
         facts: ModelFacts,
-        max_context: int,
+        max_context: int | None = None,
+        chunk: int | None = None,
         *,
         capture: Capture | None = None,
     ) -> None:
-        super().__init__(model, cache)
+        super().__init__(model, cache, facts, max_context, chunk)
         self.given_up: str | None = None
-        self._facts = facts
-        self._max_context = max_context
         self._capture = capture or GraphCapture(self.device)
-        self._steps: OrderedDict[Kind, CapturedStep] = OrderedDict()
+        self._steps: OrderedDict[GraphKey, CapturedStep] = OrderedDict()
         self._uncaptured: set[int] = set()  # widths whose capture has failed
         self._inputs: dict[int, StaticInputs] = {}
         # By rows: each is read before the next step is launched, so that steps can share it.
@@ -270,40 +266,40 @@ class CudaGraphs(Runner):
         self._allocation = cache.allocation
 
     def widths(self, limit: int) -> Sequence[int]:
-        """See `Runner`."""
+        """See `Executor`."""
         widths = *(width for width in CAPTURED_WIDTHS if width < limit), limit
         captured = {each for each in widths if captured_width(each) not in self._uncaptured}
         return sorted({1, *captured}) if captured else ()
 
     @torch.inference_mode()
-    def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
-        """See `Runner`; logits are there until the next step is started.
+    def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
+        """See `Executor`; logits are there until the next step is started.
 
         A step that is captured already is launched; else it is captured when its result is asked
         for, since that takes a moment.
         """
         width = captured_width(len(layout.tokens))
         fits = layout.pending <= MOST_PENDING and width <= PREFILL_CHUNK
-        if self._facts.rope_grows and max(layout.positions) >= (self._facts.rope_boundary or 0):
+        if self.facts.rope_grows and max(layout.positions) >= (self.facts.rope_boundary or 0):
             fits = False  # no two steps have the same rotary frequencies
         if not fits or width in self._uncaptured:
-            return super().start(layout, read)
-        kind = self._kind(layout, width)
-        step = self._steps.get(kind)
+            return super().launch(layout, read)
+        key = self._key(layout, width)
+        step = self._steps.get(key)
         if step is None:
-            return lambda: read(self._capture_and_run(kind, layout))()
-        self._steps.move_to_end(kind)
-        return read(self._launch(step, layout))
+            return lambda: read(self._capture_and_run(key, layout))()
+        self._steps.move_to_end(key)
+        return read(self._replay(step, layout))
 
     def forget(self) -> None:
-        """See `Runner`."""
+        """See `Executor`."""
         if self._steps and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._steps.clear()
         self._inputs.clear()
         self._logits.clear()
 
-    def _kind(self, layout: StepLayout, width: int) -> Kind:
+    def _key(self, layout: StepLayout, width: int) -> GraphKey:
         """The captured step that a layout fits in, with room for it in the cache."""
         cache = self.cache
         cache.reserve(cache.length + width)
@@ -311,25 +307,25 @@ class CudaGraphs(Runner):
             self.forget()
             self._allocation = cache.allocation
         slots = cache.slots
-        if self.model.attention not in READS_LENGTH:
+        if not self.model.operations.reads_length:
             needed = max(cache.length + width, LEAST_SLOTS)
             slots = min(1 << (needed - 1).bit_length(), slots)
         # Tables reach as far as any text in this cache.
-        last = min(cache.slots, self._max_context) - 1
-        boundary = self._facts.rope_boundary
+        last = min(cache.slots, self.max_context) - 1
+        boundary = self.facts.rope_boundary
         if boundary is not None and max(layout.positions) < boundary:
             last = min(last, boundary - 1)
-        return Kind(width, slots, last)
+        return GraphKey(width, slots, last)
 
-    def _launch(self, step: CapturedStep, layout: StepLayout) -> Tensor:
+    def _replay(self, step: CapturedStep, layout: StepLayout) -> Tensor:
         step.inputs.send(layout, self.cache.length)
         step.replay()
         return _rows(step.logits, layout.outputs)
 
     @torch.no_grad()
-    def _capture_and_run(self, kind: Kind, layout: StepLayout, *, again: bool = True) -> Tensor:
+    def _capture_and_run(self, key: GraphKey, layout: StepLayout, *, again: bool = True) -> Tensor:
         try:
-            self._steps[kind] = self._make(kind, layout)
+            self._steps[key] = self._make(key, layout)
         except Exception as error:
             check_alive(self.device, error)
             why, again = reason_of(error), again and not is_out_of_memory(error)
@@ -337,41 +333,41 @@ class CudaGraphs(Runner):
             self.graphs_made += 1
             while len(self._steps) > MOST_GRAPHS:
                 self._steps.popitem(last=False)
-            return self._launch(self._steps[kind], layout)
+            return self._replay(self._steps[key], layout)
         # Here the error is gone, with the tensors that it held.
         if again:  # another thread may have broken the capture
-            return self._capture_and_run(kind, layout, again=False)
-        self._uncaptured.add(kind.width)
+            return self._capture_and_run(key, layout, again=False)
+        self._uncaptured.add(key.width)
         if self.given_up is None:
             self.given_up = why
             self.notices.append(f"some steps run without CUDA graphs, and slower: {why}")
         return self.run(layout)
 
-    def _make(self, kind: Kind, layout: StepLayout) -> CapturedStep:
-        if kind.width not in self._inputs:
-            self._inputs[kind.width] = StaticInputs(kind.width, self.device)
-        inputs = self._inputs[kind.width]
+    def _make(self, key: GraphKey, layout: StepLayout) -> CapturedStep:
+        if key.width not in self._inputs:
+            self._inputs[key.width] = StaticInputs(key.width, self.device)
+        inputs = self._inputs[key.width]
         inputs.send(layout, self.cache.length)
-        replay = self._capture(partial(self._compute, kind, inputs))
-        return CapturedStep(inputs, replay, self._logits[self._rows_for(kind)][: kind.width])
+        replay = self._capture(partial(self._compute, key, inputs))
+        return CapturedStep(inputs, replay, self._logits[self._rows_for(key)][: key.width])
 
-    def _rows_for(self, kind: Kind) -> int:
-        return max(kind.width, CAPTURED_WIDTHS[-1])
+    def _rows_for(self, key: GraphKey) -> int:
+        return max(key.width, CAPTURED_WIDTHS[-1])
 
-    def _compute(self, kind: Kind, inputs: StaticInputs) -> None:
+    def _compute(self, key: GraphKey, inputs: StaticInputs) -> None:
         """All that a captured step computes."""
         # New ones in every run: what they keep belongs to it.
-        mask = CapturedMask(inputs.mask, kind.slots)
-        cache = CapturedCache(self.cache, inputs.mask.length, kind.width, kind.slots)
+        mask = CapturedMask(inputs.mask, key.slots)
+        cache = CapturedCache(self.cache, inputs.mask.length, key.width, key.slots)
         numbers = inputs.tokens, inputs.positions
-        step = StepInputs(*numbers, mask, None, kind.slots, kind.last_position)
+        step = StepInputs(*numbers, mask, None, key.slots, key.last_position)
         with quiet(), sdpa_kernel(SDPA):
             found = self.model.forward(step, cache)
-        rows = self._rows_for(kind)
+        rows = self._rows_for(key)
         if rows not in self._logits:
             # Before the capture: the first run finds out how large they are.
             self._logits[rows] = found.new_empty((rows, found.shape[-1]))
-        self._logits[rows][: kind.width].copy_(found)
+        self._logits[rows][: key.width].copy_(found)
 
 
 def _rows(logits: Tensor, outputs: Sequence[int]) -> Tensor:

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import Limits, SamplingConfig
-from .decoder import Decoder
-from .model.trial import TOLERANCE
-from .noise import gumbel_noise
-from .sampling import LogitsProcessor, choose, processed
-from .strategy import Draft, Room, State, Strategy
+from ..config import Limits, SamplingConfig
+from ..decoder import Decoder
+from ..model.forward import Forward
+from ..model.transformer import Transformer
+from ..noise import gumbel_noise
+from ..sampling import LogitsProcessor, choose, processed
+from ..strategy import Draft, Room, State, Strategy
+from .cpu_layouts import CpuLinear
+from .trial import TOLERANCE
 
 SAFETY = 4.0
 """Times the difference seen between a few forwards that one more may differ: it is looked at
@@ -102,7 +105,7 @@ class Rescorer:
 
     def _allowed(self, logits: Tensor, noise: float) -> float:
         """The most that rounding may move these logits if forwards differ by `noise`."""
-        raw, dtype = logits[logits.isfinite()], self._decoder.runner.model.rounding
+        raw, dtype = logits[logits.isfinite()], rounding_of(self._decoder.executor.model)
         most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())
         return min(SAFETY * noise, most) + rounding
@@ -133,6 +136,15 @@ class Rescorer:
         finally:
             self._decoder.forget()
         return logits
+
+
+def rounding_of(forward: Forward) -> torch.dtype:
+    """Return the coarsest type that activations of a forward are rounded to."""
+    types = {forward.dtype}
+    if isinstance(forward, Transformer):
+        products = [forward.head, *(each for layer in forward.layers for each in layer.products)]
+        types |= {product.rounding for product in products if isinstance(product, CpuLinear)}
+    return max(types, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 class _Padded(Strategy):

@@ -8,7 +8,8 @@ Those of 8 bits go on with the joined product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,45 +17,133 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import ALIKE, FORMS, SMALL, CpuLinear, Form, alike_forms, choose_form, possible
-from .int8 import Int8Linear, share_product
+from ..model.building import ModuleCalls
+from ..model.families import ModelFacts
+from ..model.layer import Layer, Projection
+from ..model.transformer import Transformer
+from .attention import choose_operations, step_context
+from .cpu_layouts import (
+    ALIKE,
+    FORMS,
+    SMALL,
+    CpuLinear,
+    Form,
+    alike_forms,
+    choose_form,
+    computed_in,
+    possible,
+)
+from .int8 import Int8Linear, holds_int8, share_product
 
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
 CPU_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Of weights that have forms of their own on a CPU."""
-Projection = Callable[[Tensor], Tensor]
-"""[T, in] -> [T, out], the outputs of all joined parts side by side."""
+MOST_PACKED = 8
+"""Layers whose weights are packed at once, each of which takes room beside its weights."""
+
+
+def make_transformer(
+    model: Any,
+    facts: ModelFacts,
+    attention: str = "auto",
+    *,
+    join: bool = True,
+    pack: bool = True,
+    kernels: bool = False,
+    on_layer: Callable[[int, int], None] | None = None,
+) -> Transformer:
+    """Return our own forward of a model, its weights stored for speed.
+
+    Args:
+        model: a causal language model of a family in `FAMILIES`, on one device.
+        facts: about it.
+        attention: name of the attention backend.
+        join: whether weights may be joined; see `project`.
+        pack: whether weights on a CPU may be held twice.
+        kernels: whether Triton kernels compute what is between products.
+        on_layer: called with the number of layers that are made, and that of all.
+    """
+    body = model.get_decoder()
+    embedding, given = body.embed_tokens.weight, body.norm.weight.dtype
+    device, on_cpu = embedding.device, embedding.device.type == "cpu" and given in CPU_TYPES
+    foreign = getattr(model, "quantization_method", None) is not None
+    invariant = attention == "invariant"
+    dtype: torch.dtype = given if foreign or not (join and on_cpu) else computed_in(given)
+    if holds_int8(model) or (invariant and on_cpu):
+        # What products of integers give, and what invariant attention computes in.
+        dtype = torch.float32
+    if takes_weights(model, join=join):
+        _leave_file(model)
+    return Transformer(
+        *(model, facts, choose_operations(attention, device, dtype, kernels=kernels)),
+        partial(project, given, embedding, join=join, pack=pack, invariant=invariant),
+        dtype=dtype,
+        map_layers=partial(_map_layers, MOST_PACKED if on_cpu and pack else 1, on_layer),
+        context=step_context(device, foreign=foreign),
+    )
+
+
+def takes_weights(model: Any, *, join: bool) -> bool:
+    """Whether the modules of a model lose their weights to our forward, or share joined ones."""
+    weight = model.get_decoder().norm.weight
+    return join and weight.device.type == "cpu" and weight.dtype in CPU_TYPES
+
+
+def _map_layers(
+    at_once: int,
+    on_layer: Callable[[int, int], None] | None,
+    make: Callable[[int, Any], Layer],
+    numbers: range,
+    modules: Any,
+) -> Iterator[Layer]:
+    """Make layers, several at once: to pack a weight takes ten times as long as to read it."""
+    with ThreadPoolExecutor(min(torch.get_num_threads(), at_once)) as pool:
+        for done, layer in enumerate(pool.map(make, numbers, modules), start=1):
+            if on_layer is not None:
+                on_layer(done, len(numbers))
+            yield layer
+
+
+def _leave_file(model: nn.Module) -> None:
+    """Have copies of all but the weights of linear layers: where these have forms of their own,
+    nothing keeps the checkpoint's file in memory then."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name != "weight" or not isinstance(module, nn.Linear):
+                parameter.data = parameter.data.clone()
 
 
 def project(
     dtype: torch.dtype,
+    embedding: Tensor,
     parts: Sequence[nn.Module],
     *,
     join: bool,
     pack: bool,
     invariant: bool = False,
-    shared: bool = False,
 ) -> Projection:
-    """One projection of linear modules that read the same input.
+    """Return one projection of linear modules that read the same input.
 
     Args:
         dtype: of the input of modules that are called.
+        embedding: the weight of the embedding, which stays as it is.
         parts: in the order of their outputs.
         join: whether plain linear modules may be joined, which leaves them views of one matrix;
             quantised and other modules are always called as they are.
         pack: whether weights on a CPU may be held twice; see `join_plain`.
         invariant: whether a row of the product must not depend on the others, on a CPU.
-        shared: whether the weight is that of the embedding, too.
     """
     eight = [part for part in parts if isinstance(part, Int8Linear)]
     if join and len(eight) == len(parts):
         return CpuLinear(share_product(eight), _joined_bias(eight), alike=True)
     if not join or not all(is_plain(part) for part in parts):
-        return ModuleCalls(parts, dtype)
+        calls = ModuleCalls(parts)
+        return lambda x: calls(x.to(dtype)).to(x.dtype)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     first = linear[0].weight
     if first.device.type == "cpu" and first.dtype in CPU_TYPES:
+        shared = first is embedding
         return join_plain(linear, pack=pack, shared=shared, invariant=invariant)
     joined = _joined_weight(linear)
     if len(linear) > 1:
@@ -70,22 +159,6 @@ def is_plain(module: nn.Module) -> bool:
         and module.weight.is_floating_point()
         and "forward" not in vars(module)  # compressed-tensors puts its own there
     )
-
-
-class ModuleCalls:
-    """Calls modules one by one: quantised ones, and those of a model that must stay as it is.
-
-    `dtype` is what they take.
-    """
-
-    def __init__(self, parts: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        self._parts, self._dtype = list(parts), dtype
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
-        given = x.to(self._dtype)
-        found = [part(given) for part in self._parts]
-        return (found[0] if len(found) == 1 else torch.cat(found, dim=-1)).to(x.dtype)
 
 
 def join_plain(

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from .. import layout
-from ..compat import GENERATE_CACHE, cache_argument
 from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
+from ..executor import Executor, whole
 from ..faults import check_alive, is_out_of_memory, reason_of
-from ..kv_cache import KVCache, LayerShape
-from ..run.runner import Runner, whole
+from ..kv_cache import LayerShape
+from ..model.families import ModelFacts
 from ..sampling import most_probable
 from ..strategy import Draft
 from ..tree import ROOT, TokenTree
-from .families import ModelFacts
-from .forward import Forward
+from .compat import GENERATE_CACHE, cache_argument
+from .facts import model_facts
 from .int8 import holds_int8
-from .stock import ModelCache, input_device
+from .transformers_forward import ModelCache, input_device
 
 TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2, torch.int8: 3e-1})
 """Difference of logits that counts as rounding, relative to their spread: the largest one in
@@ -70,28 +71,29 @@ class Trial:
             raise NaNLogitsError
         return cls(text, expected, shapes, facts, rounding_type(model))
 
-    def new_cache(self, forward: Forward) -> KVCache:
-        """A cache for the text and steps of a forward."""
-        return KVCache(forward.layer_shapes, 2 * len(self.text) + GPU_WIDTH)
+    @property
+    def slots(self) -> int:
+        """Those that the text and the steps take."""
+        return 2 * len(self.text) + GPU_WIDTH
 
-    def failure(self, runner: Runner) -> str | None:
-        """How steps of a runner fail, or by how much they differ; None if they do not.
+    def failure(self, executor: Executor) -> str | None:
+        """How steps of an executor fail, or by how much they differ; None if they do not.
 
         Args:
-            runner: with an empty cache of its own.
+            executor: with an empty cache of its own.
 
         Raises:
             DeviceLostError: the GPU met a fault.
         """
         try:
-            off = self._difference(runner)
-            ranked = self._ranks(runner)
+            off = self._difference(executor)
+            ranked = self._ranks(executor)
         except DeviceLostError:
             raise
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            check_alive(runner.device, error)
+            check_alive(executor.device, error)
             return f"failed: {reason_of(error)}"
         if off != off:
             return "gave NaN logits"
@@ -100,59 +102,59 @@ class Trial:
         return None if ranked else "ranked its tokens wrongly"
 
     @torch.no_grad()
-    def is_batch_invariant(self, runner: Runner) -> bool:
+    def is_batch_invariant(self, executor: Executor) -> bool:
         """Whether tokens alone and side by side have the same logits, bit for bit.
 
         Args:
-            runner: with an empty cache of its own.
+            executor: with an empty cache of its own.
         """
-        text, cache = self.text, runner.cache
+        text, cache = self.text, executor.cache
         alone = []
         for position, token in enumerate(text):
-            alone.append(runner.run(layout.build([token], position, Draft())).clone())
+            alone.append(executor.run(layout.build([token], position, Draft())).clone())
             cache.keep([0])
         cache.truncate(0)
         tree, node = TokenTree(), ROOT
         for token in text[1:]:
             tree.grow(node, (token + 1) % self.facts.vocabulary, "trial")  # a rival beside it
             node = tree.grow(node, token, "trial")
-        together = runner.run(layout.build(text[:1], 0, Draft(tree)))
+        together = executor.run(layout.build(text[:1], 0, Draft(tree)))
         return torch.equal(together[::2], torch.cat(alone))
 
     @torch.no_grad()
-    def _ranks(self, runner: Runner) -> bool:
-        """Whether the runner finds the most probable tokens."""
-        logits = self.expected[-2:].to(runner.device, runner.model.dtype)
-        found, shares = runner.most_probable(logits, RANKED)
+    def _ranks(self, executor: Executor) -> bool:
+        """Whether the executor finds the most probable tokens."""
+        logits = self.expected[-2:].to(executor.device, executor.model.dtype)
+        found, shares = executor.most_probable(logits, RANKED)
         ids, expected = most_probable(logits, RANKED)
         # Of those that are equally probable, any may be ranked first.
         same = torch.equal(logits.gather(1, found), logits.gather(1, ids))
         return same and torch.allclose(shares, expected, rtol=1e-3)
 
     @torch.no_grad()
-    def _difference(self, runner: Runner) -> float:
+    def _difference(self, executor: Executor) -> float:
         """How far logits are from the expected ones, relative to their spread.
 
         Two rival continuations are decoded in one step after a prefix, the second one is kept,
         and other steps follow it.  Masks, positions and slots all have to work for that.
         """
-        text, cache, start = self.text, runner.cache, len(self.text) - 5
-        runner.run(layout.build_chunk(text[:start], 0))
+        text, cache, start = self.text, executor.cache, len(self.text) - 5
+        executor.run(layout.build_chunk(text[:start], 0))
         cache.keep(range(start))
         tree = TokenTree()
         tree.add([(text[start + 1] + 1) % self.facts.vocabulary, text[3]], "trial", limit=9)
         tree.add(text[start + 1 : start + 3], "trial", limit=9)
         draft = Draft(tree, width=GPU_WIDTH if len(text) == GPU_LENGTH else 1)
-        logits = runner.start(layout.build(text[start : start + 1], start, draft), whole)()
+        logits = executor.launch(layout.build(text[start : start + 1], start, draft), whole)()
         # Rows: the current token, two rivals, then the path that is kept.  Copies: the next step
         # may write over them.
         found = [logits[[0, 3, 4]].float()]
         cache.keep([0, 3, 4])
         for position in (start + 3, start + 4):
             step = layout.build(text[position : position + 1], position, Draft())
-            found.append(runner.start(step, whole)().float().clone())
+            found.append(executor.launch(step, whole)().float().clone())
             cache.keep([0])
-        wanted = self.expected[start:].to(runner.device)
+        wanted = self.expected[start:].to(executor.device)
         return difference(torch.cat(found).to(wanted.device), wanted, self.dtype)
 
 
@@ -183,3 +185,36 @@ def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShap
     result = model(input_ids=ids, use_cache=True, **{name: cache})
     shapes = [cache.shapes[layer] for layer in sorted(cache.shapes)]
     return result.logits[0].float(), shapes
+
+
+def facts_of(model: Any) -> ModelFacts:
+    """Return the facts about a loaded model; errors as `model_facts` has them."""
+    facts = model_facts(model.config)
+    boundary = facts.rope_boundary
+    return replace(facts, rereads=boundary is not None and _rereads(model, boundary))
+
+
+class _Full(DynamicCache):  # type: ignore[misc]
+    """A cache that says it holds a number of tokens."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self._length = length
+
+    def __len__(self) -> int:
+        return 1
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        """The number of tokens."""
+        return self._length
+
+
+def _rereads(model: Any, boundary: int) -> bool:
+    """Ask a model's class whether `generate` reads a text anew one token beyond a boundary."""
+    ids = torch.zeros((1, boundary + 1), dtype=torch.long)
+    more = {"attention_mask": torch.ones_like(ids), "use_cache": True, "next_sequence_length": 1}
+    try:
+        fed = model.prepare_inputs_for_generation(ids, **{GENERATE_CACHE: _Full(boundary)}, **more)
+        return fed.get(GENERATE_CACHE) is None
+    except Exception:  # code from the hub takes other arguments
+        return False

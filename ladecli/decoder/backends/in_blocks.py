@@ -1,9 +1,9 @@
 """Attention over blocks of keys, whose sums are added in their order; see `invariant` for why.
 
-It is written for TorchScript's interpreter; see `cpu_formats`.
+It is written for TorchScript's interpreter; see `cpu_layouts`.
 """
 
-# Annotations are not postponed, as in `cpu_formats`.
+# Annotations are not postponed, as in `cpu_layouts`.
 
 import math
 from typing import NamedTuple
