@@ -22,7 +22,6 @@ from ladecli.decoder.kv_cache import LayerShape, StepCache
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.model.forward import Drafts, Forward, Operations, StepInputs
-from ladecli.session.bigrams import START
 
 CPU = torch.device("cpu")
 
@@ -195,17 +194,12 @@ def change_decoders(monkeypatch: pytest.MonkeyPatch, change: Callable[[Decoder],
     monkeypatch.setattr("ladecli.session.session.load_decoder", load)
 
 
-def asks(step: StepInputs) -> bool:
-    """Whether it is no step of a text, but of a load that asks about single tokens."""
-    return int(step.positions.max()) <= START
-
-
 def during_forward(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
     """Let something happen in that forward of the sessions' texts from now on, counted from 1."""
     count = itertools.count(1)
 
-    def after(step: StepInputs) -> None:
-        if not asks(step) and next(count) == number:
+    def after(_step: StepInputs) -> None:
+        if next(count) == number:
             act()
 
     change_decoders(monkeypatch, lambda each: watch(each, after))

@@ -306,11 +306,11 @@ def test_looking_costs_under_a_hundredth_of_a_call() -> None:
         Path(ladecli.__file__).parent / "demo"
     )
 
-    def seconds(call: Callable[[], Any]) -> float:
+    def seconds(call: Callable[[], Any], times: int) -> float:
         """Return the time of the fastest of several calls, without the tracing of coverage."""
         times, tracing = [], sys.gettrace()
         sys.settrace(None)
-        for _ in range(10):
+        for _ in range(times):
             began = time.process_time()
             call()
             times.append(time.process_time() - began)

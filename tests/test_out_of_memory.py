@@ -11,7 +11,7 @@ import pytest
 
 from ladecli.decoder.model.forward import StepInputs
 
-from .oracle import asks, change_decoders, run_out
+from .oracle import change_decoders, run_out
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepInputs], bool]
 def after(forwards: int) -> Callable[[StepInputs], bool]:
     """From then on nothing runs any more."""
     left = [False] * forwards
-    return lambda step: not asks(step) and (not left or left.pop())
+    return lambda _: not left or left.pop()
 
 
 def test_narrower_steps_are_reported_once_and_change_nothing(
@@ -85,7 +85,7 @@ def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
 ) -> None:
     whole = talk(QUESTIONS[0], options="-n 30").said[1]
     left = [False] * 9
-    tighten(monkeypatch, lambda step: not asks(step) and (not left or left.pop()))
+    tighten(monkeypatch, lambda _: not left or left.pop())
     chat = talk(QUESTIONS[0], lambda: left.extend([False] * 99), QUESTIONS[1], options="-n 30")
     assert chat.said[1]
     assert whole.startswith(chat.said[1])

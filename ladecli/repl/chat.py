@@ -19,6 +19,7 @@ from ..events import Piece
 from ..metrics import Tally
 from ..models.find import absolute
 from ..options.answer import REPLY_TOKENS, ChatRequest
+from ..profiles import select
 from ..session import opening
 from ..session.conversation import Conversation, Message
 from ..trace import record
@@ -31,7 +32,7 @@ from .journal import Journal, KeptChat
 from .reader import Reader, escape
 
 if TYPE_CHECKING:
-    from ..profiles import Choice, select
+    from ..profiles import Choice
     from ..session.session import Session, Settings
 
 

@@ -151,7 +151,6 @@ def _load(
 ) -> Session:
     """Load a planned model; each of several ranks, `local_size` of them here, calls this."""
     from ..models import load as models
-    from . import bigrams
     from .session import Session
 
     if ranks:
@@ -176,10 +175,6 @@ def _load(
             if not ranks or (ranks.rank == 0 and not split):  # others take the leader's
                 say("measuring steps")
                 session.measure(seconds)
-            longer = min(bigrams.SHARE * seconds, bigrams.MOST)
-            say("preparing drafts")
-            # Several ranks would all have to ask the same.
-            session.know(bigrams.bigrams_of(session, 0.0 if ranks else longer))
     terminal.say(*session.notices)
     if ranks:
         parallel.join(session, ranks, split=split)
@@ -207,7 +202,7 @@ def _import_libraries() -> None:
     """Import torch, transformers and what stands on them, which takes seconds."""
     device.set_variables()
     first = "torch" not in sys.modules
-    for name in ("..models.load", ".session", ".bigrams"):
+    for name in ("..models.load", ".session"):
         import_module(name, __package__)
     if first:
         gc.freeze()  # modules stay: the garbage collector need not look at them again

@@ -63,7 +63,6 @@ def keep_drafts(session: Session, name: str | None, texts: Sequence[str]) -> Ite
     if name:
         path, tokenizer = files.expanded(name), tokenizer_digest(session.loaded.tokenizer)
         session.drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
-        session.drafts.bigrams = session.bigrams
     drafts = session.drafts
     for text in texts:
         session.add_draft_text(text)

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..decoder.backends.load import load_decoder
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ..decoder.drafting.ngram_model import Bigrams
 from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
 from ..decoder.executor import Executor
@@ -77,7 +76,6 @@ class Session:
             on_layer=on_layer,
         )
         self.step_seconds: Mapping[int, float] = {}  # as measured here, by width
-        self.bigrams: Bigrams | None = None  # what its model expects after single tokens
         self.drafts = DraftStore()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
         # What runs the steps, where other ranks take part in them.
@@ -112,10 +110,6 @@ class Session:
         an order of its own, in which transformers' would run at another speed."""
         kept = self.decoder.keeps_weights
         return self.loaded.model if kept else self.loaded.again()
-
-    def know(self, bigrams: Bigrams) -> None:
-        """Let drafts know what the model expects after single tokens, from now on."""
-        self.bigrams = self.drafts.bigrams = bigrams
 
     def start_over(self) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more."""
@@ -158,7 +152,6 @@ class Session:
     def _forget_drafts(self) -> None:
         """Forget what was learned, but not the texts that the user gave."""
         self.drafts = DraftStore()
-        self.drafts.bigrams = self.bigrams
         for ids in self._draft_texts:
             self.drafts.learn_text(ids)
 

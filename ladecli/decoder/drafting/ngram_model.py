@@ -4,9 +4,8 @@ Evidence is of two kinds: tokens that followed a context (in the text, in the n-
 lookahead window), counted with decay; and the model's own most probable successors, which steps
 compute anyway ("recycled": Luo et al., "Turning Trash into Treasure: Token Recycling", 2024).
 A backoff model interpolates them: the longest known context takes its share of the probability
-and leaves the rest to shorter ones (Witten and Bell, 1991).  A token without any evidence has its
-bigrams, if the model was asked for them, and the prior: what it expected after other tokens when
-they were new.
+and leaves the rest to shorter ones (Witten and Bell, 1991).  A token without any evidence has the
+prior: what the model expected after other tokens when they were new.
 
 A context is the last one to four tokens packed into an integer of 20 bits a token, with a table
 for each length.  A row holds the successors of one context: count or probability by token.
@@ -20,9 +19,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ..tree import TokenTree
 
 Row: TypeAlias = "dict[int, float]"
@@ -57,10 +53,6 @@ PRIOR_ROWS = 12
 """Rows that the prior learns at once, since ranking takes time."""
 PRIOR_DECAY = 0.95
 """What the prior keeps when it learns another row."""
-BIGRAMS = 6
-"""Successors of a single token that are known of a model before any text."""
-BIGRAM_SHARE = 0.7
-"""What a new token's bigrams get; the prior has the rest."""
 DECAY = 0.7
 """What older counts of a context keep when it gets a new one."""
 NEGLIGIBLE = 0.2
@@ -86,21 +78,6 @@ CALIBRATION_PRIOR = 2.0
 """Expected hits at which a record counts as much as no correction."""
 MAX_CALIBRATION = 3.0
 """The most by which a record raises probabilities."""
-
-
-class Bigrams(NamedTuple):
-    """The successors of the tokens 0 to n - 1, best first."""
-
-    ids: NDArray[np.int32]
-    """[n, `BIGRAMS`]."""
-    shares: NDArray[np.float16]
-    """Their probabilities."""
-
-    def after(self, token: int) -> dict[int, float]:
-        """The successors of a token with their probabilities; none of one that is not known."""
-        if token >= len(self.ids):
-            return {}
-        return dict(zip(self.ids[token].tolist(), self.shares[token].tolist(), strict=True))
 
 
 class RepeatedSpan(NamedTuple):
@@ -131,7 +108,6 @@ class NgramModel:
         counts: by length of context, decayed counts of the tokens that followed.
         model_successors: by length of context, the model's successors after a text or a candidate.
         prior: decayed mean of the model's successors after tokens that were new, best first.
-        bigrams: the model's successors after single tokens, where they are known.
         expected_hits, hits: by kind of evidence, the sum of its probabilities that were compared
             with the text, and how often the text agreed; both decayed.
     """
@@ -140,7 +116,6 @@ class NgramModel:
         self.counts: list[Table] = [{} for _ in MASKS]
         self.model_successors: list[Table] = [{} for _ in MASKS]
         self.prior: Row = {}
-        self.bigrams: Bigrams | None = None
         self._new_rows: list[Row] = []  # that the prior is still to learn
         self.expected_hits, self.hits = [0.0] * KINDS, [0.0] * KINDS
         # By kind of evidence, the factor by which its probabilities are corrected.
@@ -219,7 +194,9 @@ class NgramModel:
         """
         calibration, left, last = self._calibration, 1.0, context & TOKEN
         if repeated is None and last not in self.model_successors[1] and last not in self.counts[1]:
-            return self._after_new(last, floor)
+            # Nothing is known of the token: it is new.
+            prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
+            return _exceeding(floor, prior, 1.0, self._calibration[PRIOR], PRIOR)
         found: Row = {}
         kinds: dict[int, int] = {}
         if repeated is not None:
@@ -256,19 +233,6 @@ class NgramModel:
             for token, kind in kinds.items()
             if (calibrated := found[token] * calibration[kind]) > floor
         ]
-        ranked.sort(reverse=True)
-        return ranked
-
-    def _after_new(self, token: int, floor: float) -> Ranked:
-        """The successors of a token without any evidence."""
-        prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
-        row = self.bigrams.after(token) if self.bigrams is not None else {}
-        if not row:
-            return _exceeding(floor, prior, 1.0, self._calibration[PRIOR], PRIOR)
-        found = {token: BIGRAM_SHARE * probability for token, probability in row.items()}
-        for token, probability in prior:
-            found[token] = found.get(token, 0.0) + (1.0 - BIGRAM_SHARE) * probability
-        ranked = _exceeding(floor, found.items(), 1.0, self._calibration[PRIOR], PRIOR)
         ranked.sort(reverse=True)
         return ranked
 

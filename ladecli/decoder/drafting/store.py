@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import DraftStateError
 from ..tree import TokenTree
 from ..window import NgramPool
-from .ngram_model import ORDER, Bigrams, NgramModel, pack
+from .ngram_model import ORDER, NgramModel, pack
 from .sources import BOUNDARY, SOURCES, ContextSource
 
 SAVED_TEXT = 1 << 14
@@ -88,8 +88,6 @@ class DraftStore:
         context: the one that keeps the texts.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
         budget: what drafts may lose.
-        bigrams: what the model expects after single tokens, for generations that use its own
-            successors.
         broken: true while the store learns, and after Ctrl-C in between: start a new store then.
     """
 
@@ -101,7 +99,6 @@ class DraftStore:
         self.context = context
         self.pool = NgramPool()
         self.budget = SpeculationBudget()
-        self.bigrams: Bigrams | None = None
         self.broken = False
 
     def learn_text(self, tokens: Sequence[int]) -> None:

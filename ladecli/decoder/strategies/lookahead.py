@@ -44,7 +44,6 @@ class Lookahead(Strategy):
             self._successors = SAMPLED_SUCCESSORS if self._successors else 0
         if "trajectory" in config.sources:
             self._window = LookaheadWindow(config.window, config.ngram, state.tokens)
-        self._store.model.bigrams = self._store.bigrams if self._successors else None
         self._store.budget.begin()
         self._store.broken = True
         for source in self._sources:
