@@ -22,14 +22,13 @@ from .config import captured_width, chunk_on
 from .errors import NaNLogitsError, NoMemoryError
 from .events import PromptRead
 from .faults import attempt, check_alive, is_out_of_memory, reason_of
-from .kv_cache import KVCache
+from .kv_cache import KVCache, to_device
 from .layout import StepLayout
 from .model.families import ModelFacts
 from .model.forward import Forward, StepInputs
 from .model.mask import StepMask
 from .sampling import MostProbable, Sampler
 from .strategy import Draft, Room, State, StepResult
-from .transfer import to_device
 from .tree import TokenTree
 
 MOST_FED_AGAIN = 16

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .config import GROWTH, NEARLY_ALL
 from .faults import attempt
-from .transfer import to_device
 
 _PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE} if sys.platform != "win32" else {}
 """Pages of this process alone; Windows has no other."""
@@ -191,6 +191,19 @@ class KVCache:
         self.allocation += 1
         self.tensors = []
         self._layers.clear()
+
+
+def to_device(numbers: Sequence[Any] | NDArray[Any], device: torch.device) -> Tensor:
+    """Return a tensor of numbers of the host.
+
+    What is launched later finds it there; the host does not wait for what was launched before,
+    as it does in `torch.tensor` with a device.
+    """
+    tensor = torch.as_tensor(numbers)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    # On Apple's GPUs it would read memory that may be gone by then.
+    return tensor.to(device, non_blocking=device.type != "mps")
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .config import SamplingConfig
-from .transfer import to_device
+from .kv_cache import to_device
 
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ from torch import Tensor
 from .config import SamplingConfig
 from .errors import NaNLogitsError
 from .events import Logprobs, Token
+from .kv_cache import to_device
 from .layout import StepLayout
 from .noise import gumbel_noise
 from .strategy import Draft, StepResult, Successors
-from .transfer import to_device, to_host
 from .tree import TokenTree
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
@@ -195,6 +196,35 @@ def processed(
     if config.repetition_penalty != 1.0:
         rows = penalize_(rows, ids, config.repetition_penalty)
     return rows
+
+
+def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
+    """Start one copy of all tensors; the function that is returned waits for it and gives lists.
+
+    Numbers travel as float32, where the ids of all vocabularies are exact: below 2**24.
+    """
+    device = parts[0].device
+    if device.type == "cpu":
+        return lambda: [part.tolist() for part in parts]
+    packed, arrived = torch.cat([part.flatten().float() for part in parts]), None
+    kinds = [float if part.is_floating_point() else int for part in parts]
+    shapes = [part.shape for part in parts]
+    cuts = [*pairwise(accumulate([part.numel() for part in parts], initial=0))]
+    if device.type == "cuda":
+        packed = packed.to("cpu", non_blocking=True)  # which is pinned memory
+        arrived = torch.cuda.current_stream(device).record_event()
+
+    def wait() -> list[Any]:
+        if arrived is not None:
+            arrived.synchronize()
+        # From here on the device has nothing to do: NumPy is the faster one with few numbers.
+        numbers = packed.cpu().numpy()
+        return [
+            numbers[start:end].astype(kind).reshape(shape).tolist()
+            for (start, end), kind, shape in zip(cuts, kinds, shapes, strict=True)
+        ]
+
+    return wait
 
 
 @torch.inference_mode()

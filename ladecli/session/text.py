@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from ..decoder.events import Event, Finished, Started, Step
-from ..decoder.step_cost import StepCost
+from ..decoder.step_cost import GRAIN, StepCost
 from ..errors import LadeError, UsageError, one_line
 from ..events import Ended, Piece, TextEvent, TextStep
 
@@ -400,11 +400,14 @@ def text_events(
         cancelled: asked after every step; true ends the answer as interrupted.
         answering: a context around all of it.
     """
-    context = 0
+    context, costs = 0, dict[tuple[int, int], float | None]()
     with answering, contextlib.closing(events):
         for event in events:
             if isinstance(event, Step):
-                known = event.width == 1 or len(curve.widths) > 1
+                shape = event.width, context // GRAIN
+                if shape not in costs:
+                    known = event.width == 1 or len(curve.widths) > 1
+                    costs[shape] = curve.at(event.width, context) if known else None
                 deltas = text.take([token.id for token in event.tokens])
                 pairs = zip(deltas, event.tokens, strict=True)
                 yield TextStep(
@@ -415,7 +418,7 @@ def text_events(
                     event.seconds,
                     event.detail,
                     event.times,
-                    curve.at(event.width, context) if known else None,
+                    costs[shape],
                     tuple([token.logprobs for token in event.tokens if token.logprobs]),
                 )
                 context += len(event.tokens)

@@ -28,12 +28,11 @@ from torch.nn.attention import sdpa_kernel
 from ..config import CAPTURED_WIDTHS, PREFILL_CHUNK, captured_width
 from ..executor import Executor, Read, T
 from ..faults import check_alive, is_out_of_memory, reason_of
-from ..kv_cache import KVCache, Target
+from ..kv_cache import KVCache, Target, to_device
 from ..layout import StepLayout, packed, words_for
 from ..model.families import ModelFacts
 from ..model.forward import Forward, StepInputs
 from ..model.mask import CapturedMask, DeviceMask
-from ..transfer import to_device
 from .attention import SDPA
 from .quiet import quiet
 
