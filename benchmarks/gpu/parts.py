@@ -62,12 +62,18 @@ def show(figures: dict[str, Any]) -> None:
     print(json.dumps(figures), flush=True)
 
 
+def synchronize() -> None:
+    """Wait for the device."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize(DEVICE)
+
+
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     """What work returns, and seconds until the device is done with it."""
-    torch.cuda.synchronize(DEVICE)
+    synchronize()
     began = time.perf_counter()
     result = work()
-    torch.cuda.synchronize(DEVICE)
+    synchronize()
     return result, time.perf_counter() - began
 
 
@@ -323,7 +329,7 @@ def profile(launch: Work) -> list[list[Any]]:
     with torch.profiler.profile(activities=kinds) as found:
         for _ in range(runs):
             launch()
-        torch.cuda.synchronize(DEVICE)
+        synchronize()
     rows = [
         [
             event.key[:70],

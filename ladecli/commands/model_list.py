@@ -104,9 +104,9 @@ def _describe(cached: CachedModel, free: int) -> ListedModel:
             adapter = adapters.read_adapter(folder, cached.name)
             base = adapter.base or "a model that it does not name"
             return replace(model, note=adapter.fault or f"an adapter for {base}")
-        config = find(ModelOptions(model=str(folder), offline=True)).config
-        if config is None:
-            return replace(model, note="GGUF; lade doctor says whether it fits")
+        files = find(ModelOptions(model=str(folder), offline=True))
+        if (config := files.config) is None:
+            return replace(model, note=f"{files.gguf}; lade doctor says whether it fits")
         if not config.stated.get("model_type"):
             return replace(model, note="config.json names no model_type")
     except LoadError as error:

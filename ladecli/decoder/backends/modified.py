@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -78,15 +78,20 @@ def fingerprint(model: nn.Module) -> int:
         own = vars(module)
         if (config := own.get("config")) is not None:
             configs[id(config)] = getattr(config, "__dict__", config)
-        # Some rotary frequencies change in every forward.
-        changing = ("_buffers", "max_seq_len_cached", "inv_freq") if "rope_type" in own else ()
         marks += (id(module), type(module), type(module).forward)
         marks += [
             value if type(value) in _PLAIN else _mark(value)
-            for name, value in own.items()
-            if name not in _UNREAD and not name.endswith(changing)
+            for value in map(own.__getitem__, _read_by_forwards(tuple(own)))
         ]
     return hash((*marks, _mark(configs)))
+
+
+@cache
+def _read_by_forwards(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of a module's attributes that a forward may read."""
+    # Some rotary frequencies change in every forward.
+    changing = ("_buffers", "max_seq_len_cached", "inv_freq") if "rope_type" in names else ()
+    return tuple(name for name in names if name not in _UNREAD and not name.endswith(changing))
 
 
 def _mark(value: Any) -> Any:
