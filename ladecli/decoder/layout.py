@@ -40,7 +40,7 @@ class StepLayout:
     """The rows whose logits are wanted: the current token, then every tree node, then the window's
     last row."""
     pending: int
-    """How many of the tokens are committed already; they come first."""
+    """The number of tokens that are committed already; they come first."""
 
     def paths(self) -> NDArray[np.int64]:
         """The tokens that each output sees, [outputs, T]: its own where it does not see one."""

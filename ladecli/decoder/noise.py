@@ -79,7 +79,7 @@ def drawn_probabilities(
 
 
 def _kept(sampling: SamplingConfig, weights: Sequence[float], rest: float) -> int:
-    """How many of the first tokens top-k, top-p and min-p keep, judged by their weights."""
+    """Return how many of the first tokens top-k, top-p and min-p keep, by their weights."""
     count = len(weights)
     if 0 < sampling.top_k < count:
         count = sampling.top_k
@@ -106,7 +106,7 @@ def _factors(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
 
 
 def _stream(seed: int, position: int) -> int:
-    """Where the numbers of a position start."""
+    """Return where the numbers of a position start."""
     return _mixed(_mixed(seed) + position)
 
 

@@ -1,4 +1,4 @@
-"""What differs between the versions of torch and transformers that are supported.
+"""Differences between the supported versions of torch and transformers.
 
 Each entry says from which version on it holds, so that it can be deleted when the oldest supported
 version (pyproject.toml) has passed that one.

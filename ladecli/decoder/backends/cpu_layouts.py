@@ -47,7 +47,7 @@ class Weight(NamedTuple):
     numbers: Tensor
     """The weight; of halves their unit, [1]; of integers what rotates an input's blocks, [b, b]."""
     packed: Optional[PackedWeight] = None  # noqa: UP045 - it is no class to Python
-    """What fbgemm has of it."""
+    """The weight as fbgemm holds it."""
     rows: int = 1
     """Of an input: the fewest that are multiplied; of halves whose rows are alike, a multiple."""
     part: int = 0
@@ -121,7 +121,7 @@ def rotated(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _integers(x: Tensor, weight: Weight) -> Tensor:
-    """Of an input that is rotated; a row is measured by its largest number."""
+    """Return the product with an input that is rotated; a row is scaled by its largest number."""
     turned = rotated(x, weight.numbers) if weight.numbers.shape[0] > 1 else x.clone()
     largest = turned.abs().amax(-1, True)
     # A row of zeros becomes one of any numbers, and the product with that is multiplied by 0.
@@ -130,7 +130,7 @@ def _integers(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _integers_twice(x: Tensor, weight: Weight) -> Tensor:
-    """Of what integers hold of an input, and of what that leaves."""
+    """Return the product with what integers hold of an input, and with the rest."""
     limit = float(weight.limit)
     scale = x.abs().amax(-1, True).mul_(1.0 / limit).add_(1e-30)  # of a row of zeros, too
     scaled = x / scale
@@ -167,12 +167,12 @@ class Form:
 
 
 def rows(weight: Tensor) -> Form:
-    """As transformers keeps it."""
+    """Return the form that transformers keeps."""
     return Form(Weight("rows", weight), lambda: weight)
 
 
 def packed(weight: Tensor, least: int = 1) -> Form:
-    """In oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
+    """Return the form in oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
     if weight.dtype == torch.float32:
         least = PADDED_ROWS
@@ -180,7 +180,7 @@ def packed(weight: Tensor, least: int = 1) -> Form:
 
 
 def halves(weight: Tensor, *, alike: bool = False) -> Form:
-    """In float16, multiplied in float32: half as much to read and to hold as a float32.
+    """Return the form in float16, multiplied in float32: half the bytes of float32.
 
     It is for weights that 16 bits hold, as those of most checkpoints in float16 and bfloat16; see
     `possible`.  A step of 4 rows costs what one of a single row does.

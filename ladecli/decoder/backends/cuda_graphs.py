@@ -139,7 +139,7 @@ class GraphCapture:
 
 
 class GraphKey(NamedTuple):
-    """What is fixed in a captured step."""
+    """The numbers that are fixed in a captured step."""
 
     width: int  # T, tokens of the step, padding included
     slots: int  # S, the padded KV length

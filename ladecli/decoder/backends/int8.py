@@ -27,11 +27,11 @@ LIMIT_OF_7 = 63
 LARGEST_BLOCK = 16
 """Numbers of an input that are rotated together; more of them spread outliers no better."""
 LEAST = 1e-30
-"""Of scales: a row of zeros has one, too."""
+"""The least scale: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
-"""Of a weight that is quantised: a head in float32 would be the largest thing in memory."""
+"""Rows of a weight that are quantised at once: a head in float32 would need the most memory."""
 _ENGINE = "fbgemm"
-"""Of torch's for quantised products: the fastest for few rows."""
+"""The engine for quantised products that is the fastest for few rows."""
 
 
 def available() -> bool:
@@ -183,6 +183,6 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
 
 
 def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
-    """What a weight of integers was made of: `int8_form`'s arguments."""
+    """The numbers that a weight of integers was made of: `int8_form`'s arguments."""
     values, _ = torch.ops.quantized.linear_unpack(weight.packed)
     return values.int_repr(), values.q_per_channel_scales().float()

@@ -42,7 +42,7 @@ NOT_INVARIANT = (
     " for one"
 )
 CACHE_SHARE = 0.5
-"""Of a GPU's free memory, what the cache may take at once."""
+"""The share of a GPU's free memory that the cache may take at once."""
 
 MakeExecutor = Callable[[Forward, KVCache, ModelFacts, int | None, int | None], Executor]
 """Makes what runs the steps of a forward: one operation after the other, or captured."""
@@ -50,7 +50,7 @@ MakeExecutor = Callable[[Forward, KVCache, ModelFacts, int | None, int | None], 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What backends may use."""
+    """Options for choosing a backend."""
 
     attention: str = "auto"
     join: bool = True
@@ -70,12 +70,12 @@ class LoadOptions:
 
 
 class Backend(NamedTuple):
-    """How the steps of a model are run."""
+    """A forward, and what runs its steps."""
 
     forward: Forward
     make_executor: MakeExecutor = Executor
     notices: tuple[str, ...] = ()
-    """What it does without, and why."""
+    """Lines about what it does without, and why."""
     invariant: bool = False
     """Whether steps are batch-invariant."""
 

@@ -77,7 +77,7 @@ class Trial:
         return 2 * len(self.text) + GPU_WIDTH
 
     def failure(self, executor: Executor) -> str | None:
-        """How steps of an executor fail, or by how much they differ; None if they do not.
+        """Return how steps of an executor fail, or by how much they differ; None if they are right.
 
         Args:
             executor: with an empty cache of its own.
@@ -133,7 +133,7 @@ class Trial:
 
     @torch.no_grad()
     def _difference(self, executor: Executor) -> float:
-        """How far logits are from the expected ones, relative to their spread.
+        """Return how far logits are from the expected ones, relative to their spread.
 
         Two rival continuations are decoded in one step after a prefix, the second one is kept,
         and other steps follow it.  Masks, positions and slots all have to work for that.
@@ -159,8 +159,8 @@ class Trial:
 
 
 def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """How far logits [rows, vocabulary] are from the expected ones, relative to their spread; to be
-    compared with the `TOLERANCE` of the type."""
+    """Return how far logits [rows, vocabulary] are from the expected ones, relative to their spread;
+    compare it with the `TOLERANCE` of the type."""
     off = found - expected
     if dtype != torch.float32:
         # A single one of many thousand logits may round further in half precision.

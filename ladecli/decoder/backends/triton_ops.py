@@ -132,7 +132,7 @@ def gate_kernel(
 
 
 class TritonOps(TorchOps):
-    """As `TorchOps`, in fewer kernels."""
+    """The operations of `TorchOps` in fewer kernels."""
 
     def rms_norm(self, x: Tensor, norm: Norm | None) -> Tensor:
         """See `TorchOps`; rows of any stride, a dense result."""

@@ -38,7 +38,7 @@ from .int8 import Int8Linear, holds_int8, share_product
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
 CPU_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Of weights that have forms of their own on a CPU."""
+"""The types of weights that have forms of their own on a CPU."""
 MOST_PACKED = 8
 """Layers whose weights are packed at once, each of which takes room beside its weights."""
 
@@ -202,7 +202,7 @@ def _give(module: Any, weight: Tensor) -> None:
 
 
 def restore(model: nn.Module) -> None:
-    """Let the modules of a model have the weights again that were taken."""
+    """Put the original weights back into the modules of a model."""
     for module in model.modules():
         if held := getattr(getattr(module, "weight", None), _HELD, None):
             form, rows = held

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Rules(NamedTuple):
-    """How a layer weighs the keys that a token sees."""
+    """The rules by which a layer weighs the keys that a token sees."""
 
     scaling: float
     """Multiplies the scores."""
@@ -100,7 +100,7 @@ class StepMask:
         return keys[:, :, self.prefix :]
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """What is made at the first call."""
+        """Return a value that the first call makes."""
         if what not in self._made:
             self._made[what] = make()
         found: T = self._made[what]

@@ -116,7 +116,7 @@ class RotaryTables:
         return table
 
     def _made(self, kind: str, positions: Tensor) -> Tensor:
-        """What the module makes of positions, [positions, 2, 1, n]."""
+        """Return the module's embeddings of positions, [positions, 2, 1, n]."""
         with frequencies_as_loaded([self._module] if self._facts.rope_grows else []):
             cos, sin = self._module(self._like, positions[None], *([kind] if kind else []))
         half = cos.shape[-1] // 2

@@ -21,7 +21,7 @@ from ..window import WindowBlock
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank computes of a draft."""
+    """The part of a draft that one rank computes."""
 
     draft: Draft  # the rank's own tree, window block and padded width
     nodes: Sequence[int]
