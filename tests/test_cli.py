@@ -401,9 +401,12 @@ def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) ->
     without = lade(*command).json()
     known.write_text(without["text"])
     result = lade(*command, "--draft-text", str(known))
+    assert "adds nothing" not in result.err
     answer = result.json()
     assert answer["token_ids"] == without["token_ids"]
     assert answer["decode"]["steps"] < without["decode"]["steps"] / 2
+    known.write_text("is the pool?\n")
+    assert "known.txt adds nothing" in lade(*command, "--draft-text", str(known)).err
     # A pool file has it once, however often both are given.
     pool = tmp_path / "drafts.pool"
     known.write_text(without["text"] * 30)

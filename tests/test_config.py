@@ -217,11 +217,13 @@ def test_a_folder_whose_name_is_too_long_has_no_config_file(
     assert "there is no trace nowhere" in lade("replay", "nowhere").refused()
 
 
-def test_init_keeps_what_is_there_unless_forced(lade: Any) -> None:
+def test_init_keeps_what_is_there(lade: Any) -> None:
     path = write("windw = 1\n")
     assert "has an unknown key 'windw'" in lade("config").refused()
     assert f"there is a config file {path}; --force" in lade("config", "init").refused()
-    assert lade("config", "init", "--force").code == 0
+    for name, old in (("config.toml.bak", "windw = 1\n"), ("config.toml.bak1", template())):
+        assert f"the old one is {name} now" in lade("config", "init", "--force").err
+        assert path.with_name(name).read_text(encoding="utf-8") == old
     assert path.read_text(encoding="utf-8") == template()
 
 

@@ -211,6 +211,7 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     value = "lookahead, budget 24, context, of the profile t4"
     assert found["settings"][0]["value"] == value
     assert "300 tokens of context fit" in found["memory"][0]["value"]
+    assert "in a chat" in found["memory use"][0]["value"]
 
 
 @pytest.mark.parametrize(

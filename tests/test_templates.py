@@ -592,10 +592,12 @@ def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_p
 def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
     folder = Scripted(CALLS, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path / "model")
     hi, result = plain("user", FIRST), {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    older = {"role": "assistant", "content": None, "function_call": WEATHER | {"arguments": "{}"}}
     documents = [{"title": "a", "text": "b"}]
     rows: list[tuple[dict[str, Any], list[Any], dict[str, Any]]] = [
         ({"messages": [hi], "tools": TOOLS}, [hi], {"tools": TOOLS}),
         ({"prompt": FIRST, "tools": TOOLS}, [hi], {"tools": TOOLS}),
+        ({"messages": [hi], "functions": [WEATHER]}, [hi], {"tools": TOOLS}),
         ({"messages": [hi], "tools": TOOLS, "tool_choice": "none"}, [hi], {}),
         (
             {"messages": [hi], "tools": TOOLS, "documents": documents, "tool_choice": "auto"},
@@ -605,6 +607,11 @@ def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
         (
             {"messages": [hi, called('{"city": "Rome"}'), result], "tools": TOOLS},
             *([hi, called({"city": "Rome"}), result], {"tools": TOOLS}),
+        ),
+        (
+            {"messages": [hi, older, {"role": "function", "name": "weather", "content": "sun"}]},
+            [hi, called({}), {"role": "tool", "name": "weather", "content": "sun"}],
+            {},
         ),
     ]
     tokenizer = AutoTokenizer.from_pretrained(folder)

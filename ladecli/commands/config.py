@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import errno
 import functools
+import itertools
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -102,14 +104,21 @@ def run_init(request: InitRequest) -> int:
     """Write a config file with every setting in it, commented out; return the exit code.
 
     Raises:
-        UsageError: there is one, and no --force.
+        UsageError: there is one, and no --force, which keeps a copy of it.
         LadeError: it cannot be written.
     """
     target = config_path()
     if target.exists() and not request.force:
-        raise UsageError(f"there is a config file {target}; --force writes a new one over it")
+        raise UsageError(
+            f"there is a config file {target}; --force writes a new one, and keeps a copy"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            copies = (target.with_name(f"{target.name}.bak{n or ''}") for n in itertools.count())
+            copy = next(path for path in copies if not path.exists())
+            shutil.copy2(target, copy)
+            Terminal().say(f"the old one is {copy.name} now, in the same folder")
     except OSError as error:
         reason = error.strerror or error
         raise LadeError(f"the config file {target} cannot be written: {reason}") from error

@@ -51,6 +51,12 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
+        read = [
+            "\n".join((*row.turns, *(str(m.get("content")) for m in row.start))) for row in rows
+        ]
+        for name, text in zip(request.draft_text or (), texts, strict=True):
+            if all(text.strip() in prompt for prompt in read):
+                terminal.say(f"--draft-text {name} adds nothing: the prompt holds all of it")
         answers = _Answers(request, session, terminal, answers_to_give)
         with pool_file.keep_drafts(session, request.pool_file, texts):
             for talk in talks:

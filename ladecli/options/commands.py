@@ -131,7 +131,9 @@ class ReplayRequest(Options):
 class InitRequest(Options):
     """Write a config file with every setting in it, commented out."""
 
-    force: bool = output_option("Write over the file that is there.", default=False, lasting=False)
+    force: bool = output_option(
+        "Write a new file, and keep a copy of the old one.", default=False, lasting=False
+    )
 
 
 class ShowRequest(Options):
