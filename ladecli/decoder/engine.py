@@ -67,7 +67,7 @@ class Generation:
         yield from done
 
     def _start(self) -> tuple[StartedStep, float, float]:
-        """The first half of a step: what is fed, when it began, and when its forward did."""
+        """Start a step; return it with the times when it and its forward began."""
         began = perf_counter()
         # 1) Propose: what may follow the text, as deep and as wide as there is room for.
         draft = self.strategy.propose(self.state, self.executor.room(self.state))
@@ -76,7 +76,7 @@ class Generation:
         return fed, began, perf_counter()
 
     def _finish(self, step: StartedStep, began: float, started: float) -> list[Event]:
-        """The second half: what came of it."""
+        """Finish a step; return its events."""
         state, (draft, width) = self.state, step
         # 4) Verify: walk down the tree as far as the model agrees.
         result = self.executor.verify()

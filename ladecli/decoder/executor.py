@@ -166,7 +166,7 @@ class Executor:
             began = time.perf_counter()
 
     def _together(self, start: int) -> int:
-        """The most committed tokens from a position on that one forward may feed: rotary
+        """Return the most committed tokens from a position on that one forward may feed: rotary
         frequencies are those of the last one."""
         most, boundary = self._most_pending, self.facts.rope_boundary
         if start < self.cache.turned:

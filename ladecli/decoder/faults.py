@@ -17,7 +17,7 @@ _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "all
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
+    """Return whether an error says that memory ran out, on any device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     message = str(error).lower()

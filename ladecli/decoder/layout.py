@@ -66,7 +66,7 @@ def packed(rows: Sequence[int], words: int) -> bytes:
 
 
 def dense(rows: Sequence[int]) -> NDArray[np.bool_]:
-    """The rows of T tokens as bool [T, T]."""
+    """Return the rows of T tokens as bool [T, T]."""
     count = len(rows)
     words = words_for(count)
     each = np.frombuffer(packed(rows, words), dtype=np.uint8).reshape(count, 4 * words)

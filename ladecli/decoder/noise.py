@@ -55,7 +55,7 @@ def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
 def drawn_probabilities(
     sampling: SamplingConfig, tokens: Sequence[int], estimates: Sequence[float], position: int
 ) -> list[float]:
-    """The probability of each token to be drawn at a position, whose noise is known.
+    """Return the probability of each token to be drawn at a position, whose noise is known.
 
     Of tokens with probabilities p at temperature T, the one with the largest p^(1/T) e^noise is
     drawn.  Drafts have estimates of p only, so each token gets its part of the sum of all these.

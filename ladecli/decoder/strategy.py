@@ -93,7 +93,7 @@ class StepResult:
     """The most probable tokens after the same outputs."""
 
     def detail(self, current: int, draft: Draft) -> Detail:
-        """The step after a current token as plain numbers, for display."""
+        """Return the step after a current token as plain numbers, for display."""
         tree, window = draft.tree, draft.window
         return Detail(
             current,

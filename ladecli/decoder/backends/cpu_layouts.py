@@ -143,7 +143,7 @@ def _integers_twice(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _of_whole_numbers(x: Tensor, unit: float, weight: Weight) -> Tensor:
-    """The product with an input rounded to whole numbers of a unit, up to the limit."""
+    """Return the product with an input rounded to whole numbers of a unit, up to the limit."""
     packed = weight.packed
     assert packed is not None
     product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
@@ -265,7 +265,7 @@ class CpuLinear:
 
 
 def alike_forms(weight: Tensor) -> list[str]:
-    """The forms that a weight may have whose rows do not depend on one another."""
+    """Return the forms that a weight may have whose rows do not depend on one another."""
     names = [name for name in possible(weight) if name in ALIKE]
     return [name for name in names if name != "halves" or rows_alike()]
 
@@ -281,7 +281,7 @@ def packs(dtype: torch.dtype) -> bool:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The type of activations beside weights of a type.
+    """Return the type of activations beside weights of a type.
 
     On x86 it is float32: what is between products takes less time in it, and rounds less.  Products
     themselves may round to the type of a weight; see `CpuLinear.rounding`.
@@ -291,7 +291,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def possible(weight: Tensor) -> list[str]:
-    """The forms that a weight may have: those of its type, and halves if these hold it."""
+    """Return the forms that a weight may have: those of its type, and halves if these hold it."""
     forms = forms_of(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
@@ -304,7 +304,7 @@ def possible(weight: Tensor) -> list[str]:
 
 
 def forms_of(dtype: torch.dtype) -> list[str]:
-    """The forms of a type, the simplest first."""
+    """Return the forms of a type, the simplest first."""
     forms = ["rows"]
     if packs(dtype):
         forms.append("packed")

@@ -35,12 +35,12 @@ _ENGINE = "fbgemm"
 
 
 def available() -> bool:
-    """Whether this processor and this torch have products of integers."""
+    """Return whether this processor and this torch have products of integers."""
     return MAKES_QUANTISED and _ENGINE in torch.backends.quantized.supported_engines
 
 
 def has_vnni() -> bool:
-    """Whether this processor multiplies integers of 8 bits without losing any of them."""
+    """Return whether this processor multiplies integers of 8 bits without losing any of them."""
     return bool(torch.cpu._is_vnni_supported())
 
 
@@ -69,7 +69,7 @@ def quantise(model: Any, dtype: torch.dtype) -> None:
 
 
 def holds_int8(model: nn.Module) -> bool:
-    """Whether a model was quantised here."""
+    """Return whether a model was quantised here."""
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
@@ -183,6 +183,6 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
 
 
 def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
-    """The numbers that a weight of integers was made of: `int8_form`'s arguments."""
+    """Return the numbers that a weight of integers was made of: `int8_form`'s arguments."""
     values, _ = torch.ops.quantized.linear_unpack(weight.packed)
     return values.int_repr(), values.q_per_channel_scales().float()

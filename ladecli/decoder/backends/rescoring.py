@@ -104,7 +104,7 @@ class Rescorer:
         )
 
     def _allowed(self, logits: Tensor, noise: float) -> float:
-        """The most that rounding may move these logits if forwards differ by `noise`."""
+        """Return the most that rounding may move these logits if forwards differ by `noise`."""
         raw, dtype = logits[logits.isfinite()], rounding_of(self._decoder.executor.model)
         most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())

@@ -216,7 +216,7 @@ class OwnCacheModel:
 
     @torch.no_grad()
     def _agrees(self, read: Callable[[Tensor], Tensor], text: Tensor, expected: Tensor) -> bool:
-        """Whether a mode of reading a text gives the logits that are expected after it."""
+        """Return whether a mode of reading a text gives the logits that are expected after it."""
         try:
             found = read(text).float()
         except Exception:

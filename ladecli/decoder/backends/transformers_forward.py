@@ -211,7 +211,7 @@ class ModelCache:
 
 
 def activation_type(model: Any) -> torch.dtype:
-    """The type of a model's activations; float32 where all of its weights are integers."""
+    """Return the type of a model's activations; float32 where all of its weights are integers."""
     kinds = (each.dtype for each in model.parameters() if each.is_floating_point())
     return next(kinds, torch.float32)
 

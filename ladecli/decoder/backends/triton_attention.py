@@ -232,7 +232,7 @@ def warps_to_join(splits: int, size: int) -> int:
 
 @cache
 def triton_available(device: torch.device) -> bool:
-    """Whether Triton kernels run on a device; on a CPU where TRITON_INTERPRET is 1.
+    """Return whether Triton kernels run on a device; on a CPU where TRITON_INTERPRET is 1.
 
     Triton is not imported for the answer.
     """
@@ -244,7 +244,7 @@ def triton_available(device: torch.device) -> bool:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below `number`."""
+    """Return the smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
 
 

@@ -152,7 +152,7 @@ def project(
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module is a linear layer in floating point, and no packed one."""
+    """Return whether a module is a linear layer in floating point, and no packed one."""
     return (
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter
@@ -210,13 +210,13 @@ def restore(model: nn.Module) -> None:
 
 
 def _joined_weight(parts: Sequence[nn.Linear]) -> Tensor:
-    """The weights above one another; that of a single part as it is."""
+    """Return the weights above one another; that of a single part as it is."""
     weights = [part.weight.detach() for part in parts]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
-    """The biases side by side; None for parts without them."""
+    """Return the biases side by side; None for parts without them."""
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     return torch.cat(biases) if biases else None
 

@@ -94,7 +94,7 @@ class RepeatedSpan(NamedTuple):
 
 
 def pack(tokens: Sequence[int]) -> int:
-    """The context after some tokens: the last `ORDER` of them, in an integer."""
+    """Return the context after some tokens: the last `ORDER` of them, in an integer."""
     context = 0
     for token in tokens[-ORDER:]:
         context = context << TOKEN_BITS | token
@@ -203,12 +203,11 @@ class NgramModel:
             token, probability = repeated
             found[token], kinds[token], left = probability, REPEATED, 1.0 - probability
         levels, pair = self._longest_first, context & MASKS[2]
-        # What is known of a longer context is known of its last pair, too.  The turn of a pair that
-        # is not known ends the search where a repeated span has taken nearly all.
+        # Whatever was seen after a longer context was seen after its last pair, too.
         if pair not in self.model_successors[2] and pair not in self.counts[2]:
             levels = levels[-2:]
         for mask, model_successors, counts, order in levels:
-            # First comes what the model itself expected after this context ...
+            # First comes what the model itself expected after this context,
             if (row := model_successors.get(context & mask)) is not None:
                 kind, unit = 3 * order + 3, left * MODEL_SHARES[order]
                 left -= unit
@@ -264,7 +263,7 @@ class NgramModel:
 def _exceeding(
     floor: float, row: Iterable[tuple[int, float]], unit: float, calibration: float, kind: int
 ) -> Ranked:
-    """The tokens of a row whose calibrated parts of `unit` exceed `floor`, in its order."""
+    """Return the tokens of a row whose calibrated parts of `unit` exceed `floor`, in its order."""
     return [
         (calibrated, token, kind)
         for token, probability in row

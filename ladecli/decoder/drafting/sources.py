@@ -109,7 +109,7 @@ class ContextSource(Source):
         self._append(text)
 
     def repeated_span(self) -> RepeatedSpan | None:
-        """The continuation of the longest passage that the end of the text repeats."""
+        """Return the continuation of the longest passage that the end of the text repeats."""
         length, start = self.corpus.longest_match()
         if length < LENGTHS[0]:
             return None

@@ -106,7 +106,7 @@ class DraftStore:
         self.broken = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The newest part of it as lists of numbers, for JSON: at most about 75,000 of them,
+        """Return the newest part of it as lists of numbers, for JSON: at most about 75,000 of them,
         125,000 where tokens are drawn.
 
         What accepted text taught is derived from the text again; of the model's successors, those

@@ -117,5 +117,5 @@ def activation(text: Any) -> str | None:
 
 
 def is_ours(text: Any) -> bool:
-    """Whether our own forward has all that the configuration of a text model asks for."""
+    """Return whether our own forward has all that the configuration of a text model asks for."""
     return text.model_type in FAMILIES and activation(text) is not None
