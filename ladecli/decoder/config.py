@@ -70,7 +70,7 @@ def check_attention(name: str, device: str) -> None:
 
 
 def captured_width(tokens: int) -> int:
-    """The width of the captured step that holds a number of tokens."""
+    """Return the width of the captured step that holds a number of tokens."""
     widest = CAPTURED_WIDTHS[-1]
     return fitting(tokens, CAPTURED_WIDTHS) if tokens <= widest else -(-tokens // widest) * widest
 
@@ -155,7 +155,7 @@ class LookaheadConfig:
         return self.limit_within(sys.maxsize)
 
     def limit_within(self, width: int) -> int:
-        """The same where memory suffices for `width` tokens."""
+        """Return the same where memory suffices for `width` tokens."""
         limit = self.budget
         if limit is None:
             limit = self.window_cells + self.guesses * (self.ngram - 1)

@@ -75,10 +75,9 @@ class Decoder:
     ) -> Generator[Event]:
         """Decode a continuation of `prompt`.
 
-        At every yield, and after the generator is closed or broken off, the cache holds exactly
-        the committed tokens but the last one, or some less where the executor computed them
-        elsewhere or put its cache back.  Where steps overlap, the next one is under way when a step
-        is yielded; closing the generator then discards that step.
+        At every yield, and after the generator is closed, the cache holds the committed tokens but
+        the last one, or fewer if the executor computed some elsewhere.  If steps overlap, the next
+        one is under way when a step is yielded; closing the generator discards it.
 
         Args:
             prompt: token ids, at least one.
@@ -88,36 +87,29 @@ class Decoder:
             processors: transformers' logits processors, applied before `sampling`.
             detailed: whether steps say what they tried; see `events.Detail`.
             executor: runs the steps; None for its own.
-            logprobs: how many of the most probable tokens are named at the place of each, with
-                log-probabilities; None where none are wanted, the token's own neither.
+            logprobs: how many of the most probable tokens are named beside each, with
+                log-probabilities; None for no log-probabilities at all.
 
         Yields:
-            `Started`, `PromptRead` for all chunks of the prompt but the last, a `Step` for every
-            forward that yields tokens, `StepNarrowed` where one was too wide, `Finished`;
-            that alone where no token is wanted.
+            `Started`, `PromptRead` for all chunks of the prompt but the last, `Step`s,
+            `StepNarrowed` if one was too wide, `Finished`; that alone if no token is wanted.
 
         Raises:
             PromptError: the prompt is empty, holds an unknown id, or fills the context.
             DeviceLostError: the device met a fault; nothing can be computed any more.
             NaNLogitsError: the model's weights are damaged, or too large for their type.
             NoMemoryError, RankError: as `executor` has them.
-            DecoderError: this generation is resumed after another one has started: there is
-                one cache, and it belongs to the newest.
+            DecoderError: another generation has started, to which the cache belongs now.
         """
         self.check_prompt(prompt)
         limits, sampling = limits or Limits(), sampling or SamplingConfig()
         end = self.max_context
         if limits.max_new_tokens is not None:
             end = min(end, len(prompt) + limits.max_new_tokens)
-        generation = Generation(
-            State(list(prompt), len(prompt), sampling, end),
-            strategy,
-            Sampler(sampling, processors, logprobs, self.executor.ranking),
-            limits,
-            executor or self.executor,
-            detailed,
-        )
-        return self._run(generation)
+        state = State(list(prompt), len(prompt), sampling, end)
+        sampler = Sampler(sampling, processors, logprobs, self.executor.ranking)
+        running = executor or self.executor
+        return self._run(Generation(state, strategy, sampler, limits, running, detailed))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt that `generate` could not decode.

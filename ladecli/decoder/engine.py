@@ -67,7 +67,7 @@ class Generation:
         yield from done
 
     def _start(self) -> tuple[StartedStep, float, float]:
-        """The first half of a step: what is fed, when it began, and when its forward did."""
+        """Start a step; return it with the times when it and its forward began."""
         began = perf_counter()
         # 1) Propose: what may follow the text, as deep and as wide as there is room for.
         draft = self.strategy.propose(self.state, self.executor.room(self.state))
@@ -76,34 +76,34 @@ class Generation:
         return fed, began, perf_counter()
 
     def _finish(self, step: StartedStep, began: float, started: float) -> list[Event]:
-        """The second half: what came of it."""
+        """Finish a step; return its events."""
         state, (draft, width) = self.state, step
         # 4) Verify: walk down the tree as far as the model agrees.
-        found = self.executor.verify()
+        result = self.executor.verify()
         chosen = perf_counter()
-        if isinstance(found, FailedStep):
+        if isinstance(result, FailedStep):
             # It is proposed again, if anything smaller is left to try.
-            left = self.executor.narrow(found)
+            left = self.executor.narrow(result)
             self.reason = None if left else "memory"
-            told = found.memory and 0 < left < found.width
+            told = result.memory and 0 < left < result.width
             return [StepNarrowed(left, chosen - began)] if told else []
         # 5) Commit: tokens join the text up to one that ends it, the cache keeps their keys.
         # The last one is the next current token: its keys come then.
-        count, self.reason = _end_of_text(found.tokens, self.limits, state)
-        del found.tokens[count:], found.nodes[count - 1 :]
+        count, self.reason = _end_of_text(result.tokens, self.limits, state)
+        del result.tokens[count:], result.nodes[count - 1 :]
         if self.reason is not None:
             self.executor.end()  # what fails from here on concerns this process alone
-        self.executor.commit(found.nodes)
-        current, ids = state.tokens[-1], [token.id for token in found.tokens]
+        self.executor.commit(result.nodes)
+        current, ids = state.tokens[-1], [token.id for token in result.tokens]
         state.tokens += ids
         self.sampler.commit(ids)
         committed = perf_counter()
         # 6) Observe: the strategy learns from the step.
-        self.strategy.observe(state, draft, found)
+        self.strategy.observe(state, draft, result)
         done = perf_counter()
         return [
             Step(
-                tokens=tuple(found.tokens),
+                tokens=tuple(result.tokens),
                 width=width,
                 proposed=len(draft.tree.tokens),
                 seconds=done - began,
@@ -113,7 +113,7 @@ class Generation:
                     commit=committed - chosen,
                     learn=done - committed,
                 ),
-                detail=found.detail(current, draft) if self.detailed else None,
+                detail=result.detail(current, draft) if self.detailed else None,
             )
         ]
 
@@ -121,7 +121,7 @@ class Generation:
 def _end_of_text(
     tokens: Sequence[Token], limits: Limits, state: State
 ) -> tuple[int, FinishReason | None]:
-    """How many of a step's tokens, at least one, belong to the text, and why it ends with them, if
+    """Return how many of a step's tokens, at least one, belong to the text, and why it ends, if
     it does."""
     length = len(state.tokens)
     for count, token in enumerate(tokens, start=1):

@@ -1,4 +1,4 @@
-"""What the decoder refuses, each error with one line for people."""
+"""The errors of the decoder, each with one line for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `Decoder.generate` yields: frozen values of ids, origins and seconds; no torch."""
+"""The events of `Decoder.generate`: frozen values of ids, origins and seconds, without torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PromptRead:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What a step tried, for display; made only where it was asked for."""
+    """The candidates of a step, for display; made only if asked for."""
 
     current: int  # the token that the draft continued
     tree: tuple[int, ...] = ()  # tokens of the candidate tree; parents stand before their children

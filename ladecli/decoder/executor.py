@@ -43,12 +43,12 @@ may be on their way yet; what it returns waits for that."""
 
 
 def whole(logits: Tensor) -> Callable[[], Tensor]:
-    """Read out the logits as they are; see `Read`."""
+    """Return the logits as they are; see `Read`."""
     return lambda: logits
 
 
 class Stopped(Exception):
-    """The text ends here without a word, because its reader elsewhere wants no more of it."""
+    """Another rank cancelled this generation."""
 
 
 class StartedStep(NamedTuple):
@@ -134,7 +134,7 @@ class Executor:
             attempt(self.cache.reserve, min(state.end, 2 * len(state.tokens)))
 
     def prefill(self, state: State) -> Generator[PromptRead]:
-        """Feed what the cache lacks of the text in chunks, but for what the next step takes along.
+        """Run the tokens that the cache lacks in chunks; the next step takes the last chunk along.
 
         That is the prompt; and the whole text where it grows beyond the boundary at which rotary
         frequencies change, if the model's class reads it anew then.  Then all ranks lack the same
@@ -166,7 +166,7 @@ class Executor:
             began = time.perf_counter()
 
     def _together(self, start: int) -> int:
-        """The most committed tokens from a position on that one forward may feed: rotary
+        """Return the most committed tokens from a position on that one forward may feed: rotary
         frequencies are those of the last one."""
         most, boundary = self._most_pending, self.facts.rope_boundary
         if start < self.cache.turned:
@@ -192,7 +192,7 @@ class Executor:
         """Wait for the other processes that take part."""
 
     def room(self, state: State) -> Room:
-        """How deep and how wide the next step may be."""
+        """Return how deep and how wide the next step may be."""
         length, last = len(state.tokens), self.max_context - 1
         boundary = self.facts.rope_boundary
         if boundary is not None and length <= boundary:
@@ -224,7 +224,7 @@ class Executor:
         return lambda: read(self.run(layout))()
 
     def run(self, layout: StepLayout) -> Tensor:
-        """Run one step; logits of its outputs, [outputs, vocabulary]."""
+        """Run one step; return the logits of its outputs, [outputs, vocabulary]."""
         model, cache, count = self.model, self.cache, len(layout.tokens)
         if cache.length + count > cache.slots:
             cache.reserve(cache.length + count)
@@ -250,7 +250,7 @@ class Executor:
 
     @property
     def ranking(self) -> MostProbable:
-        """What ranks the logits of a text's steps; a kernel of ours may fail."""
+        """The function that ranks the logits of a text's steps; kernels of ours may fail."""
         operations = self.model.operations
         return operations.rank if operations.simpler is None else self.most_probable
 
@@ -275,8 +275,8 @@ class Executor:
         return True
 
     def widths(self, limit: int) -> Sequence[int]:
-        """The only widths that steps should have, up to a limit, which is one of them if it can be
-        captured; () where any width does."""
+        """Return the only widths that steps should have, up to a limit, which is one of them if it
+        can be captured; () if any width will do."""
         return ()
 
     def forget(self) -> None:
@@ -287,22 +287,22 @@ class Executor:
         pending, memory = self._layout.pending, True
         width = len(self._layout.tokens) - pending + 1
         try:
-            found = None if self._result is None else attempt(self._result)
+            result = None if self._result is None else attempt(self._result)
         except NaNLogitsError:
             # Of one draft, in 16 bits; attention hands it on even to tokens that do not see it.
             self.cache.wipe(captured_width(len(self._layout.tokens)))
             if width == 1:
                 raise
-            found, memory = None, False
-        if found is not None:
-            return found
+            result, memory = None, False
+        if result is not None:
+            return result
         if memory and not self.retries_steps:
             raise NoMemoryError
         self.cache.keep(())  # a model's own may hold the step already
         return FailedStep(pending, width, memory)
 
     def narrow(self, short: FailedStep) -> int:
-        """Let the larger part of a forward be half as large from now on.
+        """Halve the prefill chunk or the step width, whichever was larger, after memory ran out.
 
         Returns:
             Tokens that a step may have then, as in `Room`; 0 where nothing smaller is left to try.
@@ -325,10 +325,10 @@ class Executor:
             self.cache.keep(range(pending))
 
     def end(self) -> None:
-        """The text ends with the step under way, or has ended; may be called again."""
+        """End the text with the step under way; may be called again."""
 
     def leave(self, why: BaseException) -> None:
-        """The text is given up; raises `DeviceLostError` where that is because of a fault."""
+        """Give the text up; raises `DeviceLostError` if the reason is a fault of the device."""
         check_alive(self.device, why)
 
 

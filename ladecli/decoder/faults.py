@@ -1,4 +1,4 @@
-"""What goes wrong on a device: memory runs out, or the device is lost."""
+"""Faults of a device: memory runs out, or the device is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "all
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
+    """Return whether an error says that memory ran out, on any device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     message = str(error).lower()
@@ -25,10 +25,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def attempt(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """What `work` returns; None if memory ran out.
+    """Return what `work` returns; None if memory ran out.
 
-    Then nothing that it made is alive any more, so that a smaller attempt has all the memory
-    there is.  `work` must leave what it changes as it was.
+    Then nothing that it made is alive any more, so that a smaller attempt has all of the memory.
+    `work` must leave what it changes as it was.
     """
     try:
         return work(*args, **kwargs)

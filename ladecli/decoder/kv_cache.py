@@ -27,7 +27,7 @@ _PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE} if sys.platform != "win32
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer writes per token."""
+    """The shape of what one layer writes per token."""
 
     heads: int
     key_size: int
@@ -37,9 +37,10 @@ class LayerShape:
 
 
 class Target(NamedTuple):
-    """Where a kernel writes one layer's step itself: all slots of the layer, [heads, slots, size];
-    the first slot to write, on the host or as int32 [1] on the device; and the end of what is
-    attended to then.
+    """The place where a kernel writes one layer's step itself.
+
+    These are all slots of the layer, [heads, slots, size]; the first slot to write, on the host or
+    as int32 [1] on the device; and the end of what is attended to then.
     """
 
     keys: Tensor
@@ -49,13 +50,13 @@ class Target(NamedTuple):
 
 
 class StepCache(Protocol):
-    """Where a step's keys and values go."""
+    """The cache as a step sees it: its keys and values go there."""
 
     def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
 
     def target(self, index: int, count: int) -> Target:
-        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
+        """Return where a step of `count` tokens goes, for a kernel that writes it there itself."""
 
 
 class KVCache:
@@ -114,7 +115,7 @@ class KVCache:
         return all_keys[:, :end], all_values[:, :end]
 
     def target(self, index: int, count: int) -> Target:
-        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
+        """Return where a step of `count` tokens goes, for a kernel that writes it there itself."""
         return Target(*self._layers[index], self.length, self.length + count)
 
     def reserve(self, slots: int) -> None:

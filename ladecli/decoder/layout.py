@@ -40,7 +40,7 @@ class StepLayout:
     """The rows whose logits are wanted: the current token, then every tree node, then the window's
     last row."""
     pending: int
-    """How many of the tokens are committed already; they come first."""
+    """The number of tokens that are committed already; they come first."""
 
     def paths(self) -> NDArray[np.int64]:
         """The tokens that each output sees, [outputs, T]: its own where it does not see one."""
@@ -66,7 +66,7 @@ def packed(rows: Sequence[int], words: int) -> bytes:
 
 
 def dense(rows: Sequence[int]) -> NDArray[np.bool_]:
-    """The rows of T tokens as bool [T, T]."""
+    """Return the rows of T tokens as bool [T, T]."""
     count = len(rows)
     words = words_for(count)
     each = np.frombuffer(packed(rows, words), dtype=np.uint8).reshape(count, 4 * words)

@@ -55,7 +55,7 @@ def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
 def drawn_probabilities(
     sampling: SamplingConfig, tokens: Sequence[int], estimates: Sequence[float], position: int
 ) -> list[float]:
-    """The probability of each token to be drawn at a position, whose noise is known.
+    """Return the probability of each token to be drawn at a position, whose noise is known.
 
     Of tokens with probabilities p at temperature T, the one with the largest p^(1/T) e^noise is
     drawn.  Drafts have estimates of p only, so each token gets its part of the sum of all these.
@@ -79,7 +79,7 @@ def drawn_probabilities(
 
 
 def _kept(sampling: SamplingConfig, weights: Sequence[float], rest: float) -> int:
-    """How many of the first tokens top-k, top-p and min-p keep, judged by their weights."""
+    """Return how many of the first tokens top-k, top-p and min-p keep, by their weights."""
     count = len(weights)
     if 0 < sampling.top_k < count:
         count = sampling.top_k
@@ -106,7 +106,7 @@ def _factors(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
 
 
 def _stream(seed: int, position: int) -> int:
-    """Where the numbers of a position start."""
+    """Return where the numbers of a position start."""
     return _mixed(_mixed(seed) + position)
 
 

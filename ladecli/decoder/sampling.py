@@ -43,7 +43,7 @@ long as the forward of a small model."""
 
 
 def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:
-    """The token chosen in each row, int64 [rows].
+    """Return the token chosen in each row, int64 [rows].
 
     Args:
         logits: [rows, vocabulary], penalties applied.
@@ -152,7 +152,7 @@ def _tempered(logits: Tensor, config: SamplingConfig) -> Tensor:
 
 
 def _nucleus_cut(probabilities: Tensor, top_p: float) -> Tensor:
-    """The least probability in the smallest set of tokens with top-p together, [rows, 1]."""
+    """Return the least probability in the smallest set of tokens with top-p together, [rows, 1]."""
     rows, count = probabilities.shape
     if rows == 1 and count > SHORTLIST and probabilities.device.type == "cpu":
         # All tokens below this together have less than 1 - top-p, so the set is among the others,
@@ -231,7 +231,7 @@ def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
 def with_logprobs(
     tokens: Sequence[Token], nodes: Sequence[int], logits: Tensor, count: int
 ) -> list[Token]:
-    """The tokens of a walk with their log-probabilities.
+    """Return the tokens of a walk with their log-probabilities.
 
     Args:
         tokens: that the walk chose: k + 1 after k accepted nodes.
@@ -352,7 +352,7 @@ class Sampler:
 
     @torch.inference_mode()
     def _choose(self, scores: Tensor, path: Sequence[int], shortlists: bool) -> int:
-        """The token after one node, processors included."""
+        """Return the token after one node, processors included."""
         rows, position = scores[None], len(self._text) + len(path)
         if self._processors:
             ids = to_device([[*self._text, *path]], scores.device)

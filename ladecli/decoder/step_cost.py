@@ -1,4 +1,4 @@
-"""What a step costs by its width, relative to a plain step, which feeds one token.
+"""The cost of a step by its width, relative to a plain step, which feeds one token.
 
 On a GPU a wider step is nearly free until its arithmetic catches up with reading the weights; on a
 CPU every token counts.  Attention makes each token dearer the longer the text is.  `measuring`
@@ -79,7 +79,7 @@ class StepCost:
         return replace(self, widths=tuple(widths), costs=costs)
 
     def at(self, width: int, context: int) -> float:
-        """The cost of a step of `width` tokens after `context` tokens of text."""
+        """Return the cost of a step of `width` tokens after `context` tokens of text."""
         columns = [_interpolate(self.widths, row, width) for row in self.costs]
         # An extrapolated line may fall below a plain step.
         return max(_interpolate(self.contexts, columns, context), 1.0)
@@ -93,7 +93,7 @@ class StepCost:
         ranks: int = 1,
         load: int = 1,
     ) -> CostCurve:
-        """The cost of a step by the number of its tree nodes.
+        """Return the cost of a step by the number of its tree nodes.
 
         Args:
             context: tokens of text before the step.
@@ -112,14 +112,14 @@ class CostCurve:
     """Costs of a step by the number of tree nodes n, from 0 on."""
 
     cost: tuple[float, ...]
-    """Of a step with n nodes."""
+    """The cost of a step with n nodes."""
     slope: tuple[float, ...]
     """The least that further nodes cost on average, however many are added to n.  A node that is
     expected to yield fewer tokens than that is not worth adding."""
 
 
 def fitting(width: int, buckets: tuple[int, ...]) -> int:
-    """The narrowest of `buckets` that holds `width` tokens; `width` itself if none does."""
+    """Return the narrowest of `buckets` that holds `width` tokens; `width` itself if none does."""
     place = bisect_left(buckets, width)
     return buckets[place] if place < len(buckets) else width
 
@@ -142,7 +142,7 @@ def _curve(
 
 
 def _slopes(cost: list[float]) -> list[float]:
-    """For every point the least slope to one on its right; 0 for the last.
+    """Return for every point the least slope to one on its right; 0 for the last.
 
     It leads to the next vertex of the lower convex hull of the points from here on, which grows
     from right to left (Andrew's monotone chain).

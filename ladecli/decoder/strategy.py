@@ -1,4 +1,4 @@
-"""What a strategy is, and what passes between it and the loop in a step: the `State` of the text
+"""The interface of strategies, and what passes between them and the loop: the `State` of the text
 and the `Room` for a step, a `Draft` to try, and the `StepResult` of the model.
 
 Strategies never touch the cache, the tokenizer or the screen.
@@ -29,14 +29,14 @@ class State:
     """Prompt and committed tokens; the last one is the current token."""
     prompt_length: int
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    """How the next tokens will be chosen."""
+    """The settings by which the next tokens are chosen."""
     end: int = sys.maxsize
     """Length at which the text ends at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the next step may hold."""
+    """The room for the next step."""
 
     depth: int = 0
     """Depth of the deepest tree node that could still be committed."""
@@ -46,7 +46,7 @@ class Room:
     width: int = sys.maxsize
     """The most tokens of a step that fit in memory, `loads` and padding included; with several
     ranks, of a single rank's step.  The end of a prompt, which the first step takes along, is left
-    out: it costs no draft its place."""
+    out."""
     loads: Sequence[int] = (1,)
     """By rank, the tokens that it feeds beside the draft: the current one, and committed ones that
     are fed again."""
@@ -56,7 +56,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a strategy wants to try in one step."""
+    """The candidates that a strategy wants to try in one step."""
 
     tree: TokenTree = field(default_factory=TokenTree)
     """Candidates after the current token."""
@@ -65,7 +65,7 @@ class Draft:
     width: int = 1
     """Tokens that the step is padded to, if it has fewer."""
     successors: int = 0
-    """How many successors of every output the strategy wants to see; 0 for none."""
+    """The number of successors of every output that the strategy wants to see; 0 for none."""
     limit: int = sys.maxsize
     """With several ranks, the most tokens that one of them feeds, `Room.loads` included."""
     widths: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class Draft:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step showed of a draft."""
+    """The result of a step with a draft."""
 
     nodes: list[int]
     """The accepted nodes, in the order of the text."""
@@ -93,7 +93,7 @@ class StepResult:
     """The most probable tokens after the same outputs."""
 
     def detail(self, current: int, draft: Draft) -> Detail:
-        """The step after a current token as plain numbers, for display."""
+        """Return the step after a current token as plain numbers, for display."""
         tree, window = draft.tree, draft.window
         return Detail(
             current,

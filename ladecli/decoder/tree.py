@@ -24,7 +24,7 @@ Choose = Callable[[int, Sequence[int]], int]
 
 
 def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many items two sequences, such as texts, have in common before they differ."""
+    """Return how many items two sequences, such as texts, have in common before they differ."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -37,19 +37,19 @@ class TokenTree:
     """
 
     tokens: list[int] = field(default_factory=list)
-    """By node."""
+    """The token of each node."""
     parents: list[int] = field(default_factory=list)
-    """By node, another node or `ROOT`."""
+    """The parent of each node: another node or `ROOT`."""
     depths: list[int] = field(default_factory=list)
-    """By node, 1 just below the current token."""
+    """The depth of each node: 1 just below the current token."""
     sources: list[str] = field(default_factory=list)
-    """By node, the draft source that proposed it first."""
+    """The draft source that proposed each node first."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that holds `token`, or None."""
+        """Return the child of `node` that holds `token`, or None."""
         child = node
         try:
             while True:

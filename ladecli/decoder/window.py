@@ -43,7 +43,7 @@ class WindowBlock:
     """Whether all rows are there, so that the outputs close n-grams."""
 
     def rows(self, current: int) -> tuple[tuple[int, ...], ...]:
-        """The cells as rows of the window, with the current token in cell (0, 0)."""
+        """Return the cells as rows of the window, with the current token in cell (0, 0)."""
         cells, columns = [current, *self.tokens], len(self.last_row)
         return tuple(tuple(cells[i : i + columns]) for i in range(0, len(cells), columns))
 
@@ -111,7 +111,7 @@ class LookaheadWindow:
         return len(self.rows) + len(self.rows[0]) - 2
 
     def block(self, current: int) -> WindowBlock:
-        """The cells to feed in the next step, beside the current token."""
+        """Return the cells to feed in the next step, beside the current token."""
         rows = self.rows
         rows[0][0] = current  # its place in the window
         columns = len(rows[0])
@@ -167,5 +167,5 @@ class NgramPool:
         continuations[continuation] = None
 
     def candidates(self, token: int) -> Iterator[tuple[int, ...]]:
-        """The continuations of `token`, the newest first."""
+        """Return the continuations of `token`, the newest first."""
         return reversed(self._continuations.get(token, {}))

@@ -1,4 +1,4 @@
-"""What differs between the versions of torch and transformers that are supported.
+"""Differences between the supported versions of torch and transformers.
 
 Each entry says from which version on it holds, so that it can be deleted when the oldest supported
 version (pyproject.toml) has passed that one.
@@ -78,7 +78,7 @@ def scripted(function: _Code) -> _Code:
 
 
 def needs_eager(config: Any) -> bool:
-    """Whether a model's own forward is right under transformers' eager attention alone."""
+    """Return whether a model's own forward is right under transformers' eager attention alone."""
     text = config.get_text_config(decoder=True)
     # Before 5.21 SDPA, which leaves soft caps out, is taken all the same.
     capped = getattr(text, "attn_logit_softcapping", None) is not None
@@ -95,7 +95,7 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
 
 
 def returned_cache(output: Any) -> Any:
-    """The cache in the output of a forward; None if it returned none."""
+    """Return the cache in the output of a forward; None if it returned none."""
     # From 5.24 on, reading one of the older names as an attribute logs a warning.
     fields = output.keys()
     return next((output[name] for name in CACHE_NAMES if name in fields), None)

@@ -23,7 +23,7 @@ from .in_blocks import KeyBlock, attend_in_blocks
 from .invariant import blocks as blocks_of
 
 MOST_TOKENS = 64
-"""Of a step that is run by TorchScript: in wider ones Python takes no time, and Ctrl-C is heard
+"""The widest step that TorchScript runs: in wider ones Python takes no time, and Ctrl-C is heard
 between two of its calls."""
 
 

@@ -47,7 +47,7 @@ class Weight(NamedTuple):
     numbers: Tensor
     """The weight; of halves their unit, [1]; of integers what rotates an input's blocks, [b, b]."""
     packed: Optional[PackedWeight] = None  # noqa: UP045 - it is no class to Python
-    """What fbgemm has of it."""
+    """The weight as fbgemm holds it."""
     rows: int = 1
     """Of an input: the fewest that are multiplied; of halves whose rows are alike, a multiple."""
     part: int = 0
@@ -121,7 +121,7 @@ def rotated(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _integers(x: Tensor, weight: Weight) -> Tensor:
-    """Of an input that is rotated; a row is measured by its largest number."""
+    """Return the product with an input that is rotated; a row is scaled by its largest number."""
     turned = rotated(x, weight.numbers) if weight.numbers.shape[0] > 1 else x.clone()
     largest = turned.abs().amax(-1, True)
     # A row of zeros becomes one of any numbers, and the product with that is multiplied by 0.
@@ -130,7 +130,7 @@ def _integers(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _integers_twice(x: Tensor, weight: Weight) -> Tensor:
-    """Of what integers hold of an input, and of what that leaves."""
+    """Return the product with what integers hold of an input, and with the rest."""
     limit = float(weight.limit)
     scale = x.abs().amax(-1, True).mul_(1.0 / limit).add_(1e-30)  # of a row of zeros, too
     scaled = x / scale
@@ -143,7 +143,7 @@ def _integers_twice(x: Tensor, weight: Weight) -> Tensor:
 
 
 def _of_whole_numbers(x: Tensor, unit: float, weight: Weight) -> Tensor:
-    """The product with an input rounded to whole numbers of a unit, up to the limit."""
+    """Return the product with an input rounded to whole numbers of a unit, up to the limit."""
     packed = weight.packed
     assert packed is not None
     product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
@@ -167,12 +167,12 @@ class Form:
 
 
 def rows(weight: Tensor) -> Form:
-    """As transformers keeps it."""
+    """Return the form that transformers keeps."""
     return Form(Weight("rows", weight), lambda: weight)
 
 
 def packed(weight: Tensor, least: int = 1) -> Form:
-    """In oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
+    """Return the form in oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
     if weight.dtype == torch.float32:
         least = PADDED_ROWS
@@ -180,7 +180,7 @@ def packed(weight: Tensor, least: int = 1) -> Form:
 
 
 def halves(weight: Tensor, *, alike: bool = False) -> Form:
-    """In float16, multiplied in float32: half as much to read and to hold as a float32.
+    """Return the form in float16, multiplied in float32: half the bytes of float32.
 
     It is for weights that 16 bits hold, as those of most checkpoints in float16 and bfloat16; see
     `possible`.  A step of 4 rows costs what one of a single row does.
@@ -265,7 +265,7 @@ class CpuLinear:
 
 
 def alike_forms(weight: Tensor) -> list[str]:
-    """The forms that a weight may have whose rows do not depend on one another."""
+    """Return the forms that a weight may have whose rows do not depend on one another."""
     names = [name for name in possible(weight) if name in ALIKE]
     return [name for name in names if name != "halves" or rows_alike()]
 
@@ -281,7 +281,7 @@ def packs(dtype: torch.dtype) -> bool:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The type of activations beside weights of a type.
+    """Return the type of activations beside weights of a type.
 
     On x86 it is float32: what is between products takes less time in it, and rounds less.  Products
     themselves may round to the type of a weight; see `CpuLinear.rounding`.
@@ -291,7 +291,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def possible(weight: Tensor) -> list[str]:
-    """The forms that a weight may have: those of its type, and halves if these hold it."""
+    """Return the forms that a weight may have: those of its type, and halves if these hold it."""
     forms = forms_of(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
@@ -304,7 +304,7 @@ def possible(weight: Tensor) -> list[str]:
 
 
 def forms_of(dtype: torch.dtype) -> list[str]:
-    """The forms of a type, the simplest first."""
+    """Return the forms of a type, the simplest first."""
     forms = ["rows"]
     if packs(dtype):
         forms.append("packed")

@@ -139,7 +139,7 @@ class GraphCapture:
 
 
 class GraphKey(NamedTuple):
-    """What is fixed in a captured step."""
+    """The numbers that are fixed in a captured step."""
 
     width: int  # T, tokens of the step, padding included
     slots: int  # S, the padded KV length
@@ -299,7 +299,7 @@ class CudaGraphs(Executor):
         self._logits.clear()
 
     def _key(self, layout: StepLayout, width: int) -> GraphKey:
-        """The captured step that a layout fits in, with room for it in the cache."""
+        """Return the captured step that a layout fits in, with room for it in the cache."""
         cache = self.cache
         cache.reserve(cache.length + width)
         if cache.allocation != self._allocation:
@@ -370,7 +370,7 @@ class CudaGraphs(Executor):
 
 
 def _rows(logits: Tensor, outputs: Sequence[int]) -> Tensor:
-    """The rows of logits that a layout asks for; without a copy where they are adjacent."""
+    """Return the rows of logits that a layout asks for; without a copy where they are adjacent."""
     first, count = outputs[0], len(outputs)
     if list(outputs) == [*range(first, first + count)]:
         return logits[first : first + count]

@@ -83,7 +83,7 @@ def may_verify_chains(config: Any) -> bool:
 
 
 def model_facts(config: Any) -> ModelFacts:
-    """The facts about a model, from its configuration.
+    """Return the facts about a model, from its configuration.
 
     Raises:
         UnsupportedModelError: naming the family and the reason, or what is wrong.

@@ -27,20 +27,20 @@ LIMIT_OF_7 = 63
 LARGEST_BLOCK = 16
 """Numbers of an input that are rotated together; more of them spread outliers no better."""
 LEAST = 1e-30
-"""Of scales: a row of zeros has one, too."""
+"""The least scale: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
-"""Of a weight that is quantised: a head in float32 would be the largest thing in memory."""
+"""Rows of a weight that are quantised at once: a head in float32 would need the most memory."""
 _ENGINE = "fbgemm"
-"""Of torch's for quantised products: the fastest for few rows."""
+"""The engine for quantised products that is the fastest for few rows."""
 
 
 def available() -> bool:
-    """Whether this processor and this torch have products of integers."""
+    """Return whether this processor and this torch have products of integers."""
     return MAKES_QUANTISED and _ENGINE in torch.backends.quantized.supported_engines
 
 
 def has_vnni() -> bool:
-    """Whether this processor multiplies integers of 8 bits without losing any of them."""
+    """Return whether this processor multiplies integers of 8 bits without losing any of them."""
     return bool(torch.cpu._is_vnni_supported())
 
 
@@ -69,7 +69,7 @@ def quantise(model: Any, dtype: torch.dtype) -> None:
 
 
 def holds_int8(model: nn.Module) -> bool:
-    """Whether a model was quantised here."""
+    """Return whether a model was quantised here."""
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
@@ -183,6 +183,6 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
 
 
 def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
-    """What a weight of integers was made of: `int8_form`'s arguments."""
+    """Return the numbers that a weight of integers was made of: `int8_form`'s arguments."""
     values, _ = torch.ops.quantized.linear_unpack(weight.packed)
     return values.int_repr(), values.q_per_channel_scales().float()

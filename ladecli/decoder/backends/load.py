@@ -42,7 +42,7 @@ NOT_INVARIANT = (
     " for one"
 )
 CACHE_SHARE = 0.5
-"""Of a GPU's free memory, what the cache may take at once."""
+"""The share of a GPU's free memory that the cache may take at once."""
 
 MakeExecutor = Callable[[Forward, KVCache, ModelFacts, int | None, int | None], Executor]
 """Makes what runs the steps of a forward: one operation after the other, or captured."""
@@ -50,7 +50,7 @@ MakeExecutor = Callable[[Forward, KVCache, ModelFacts, int | None, int | None], 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What backends may use."""
+    """Options for choosing a backend."""
 
     attention: str = "auto"
     join: bool = True
@@ -70,12 +70,12 @@ class LoadOptions:
 
 
 class Backend(NamedTuple):
-    """How the steps of a model are run."""
+    """A forward, and what runs its steps."""
 
     forward: Forward
     make_executor: MakeExecutor = Executor
     notices: tuple[str, ...] = ()
-    """What it does without, and why."""
+    """Lines about what it does without, and why."""
     invariant: bool = False
     """Whether steps are batch-invariant."""
 
@@ -101,7 +101,7 @@ def load_decoder(
     """Return a decoder for a causal language model of transformers, in evaluation mode.
 
     Args:
-        model: the model; with `join`, its linear layers share joined weights afterwards.
+        model: with `join`, its linear layers share joined weights afterwards.
         attention: name of the attention backend.
         max_context: the most tokens of prompt and text together; None for the model's own.
         prefill_chunk: prompt tokens per forward; None for what suits the device.
@@ -117,32 +117,23 @@ def load_decoder(
         NaNLogitsError: its weights are damaged.
         DeviceLostError: the GPU met a fault.
     """
-    facts = facts_of(model)
-    limit = min(max_context or facts.context, facts.most_context)
-    device = input_device(model)
-    on_gpu = device.type == "cuda"
+    facts, device = facts_of(model), input_device(model)
+    limit, on_gpu = min(max_context or facts.context, facts.most_context), device.type == "cuda"
     kernels = kernels and on_gpu and triton_available(device)
-    if attention == "auto" and not kernels:
-        attention = "sdpa"
-    captured: MakeExecutor | None = None
-    on_one_device = {parameter.device for parameter in model.parameters()} == {device}
-    if cuda_graphs and on_one_device and (on_gpu or capture is not None):
-        captured = partial(CudaGraphs, capture=capture)
+    attention = "sdpa" if attention == "auto" and not kernels else attention
+    alone = {parameter.device for parameter in model.parameters()} == {device}
+    graphs = cuda_graphs and alone and (on_gpu or capture is not None)
+    captured = partial(CudaGraphs, capture=capture) if graphs else None
     widths = (*CAPTURED_WIDTHS, prefill_chunk or chunk_on(device.type)) if kernels else ()
     options = LoadOptions(attention, join, pack, widths, limit, captured, on_layer)
     backend = choose_backend(model, facts, options)
-    if not on_gpu:
-        return_freed_memory()
+    return_freed_memory()
     executor = backend.executor(facts, limit, prefill_chunk)
     executor.notices += backend.notices
     if attention == "invariant" and not backend.invariant and backend.forward.drafts != "none":
         executor.notices.append(NOT_INVARIANT)
-    ours = isinstance(backend.forward, Transformer)
-    return Decoder(
-        executor,
-        batch_invariant=backend.invariant,
-        keeps_weights=not (ours and takes_weights(model, join=join)),
-    )
+    takes = isinstance(backend.forward, Transformer) and takes_weights(model, join=join)
+    return Decoder(executor, batch_invariant=backend.invariant, keeps_weights=not takes)
 
 
 def decoder_of(forward: Forward, facts: ModelFacts, max_context: int) -> Decoder:

@@ -29,14 +29,12 @@ def measure(
     known: Collection[int] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, list[float]]:
-    """Return the times of steps by width, of as many as run in so many seconds.
+    """Return the times of as many steps of lookahead as run in so many seconds, by width.
 
     All widths take turns, and plain steps come between any two, so that the least time of each is
-    one without other programs.  The steps are those of lookahead: drafts are made, and learned
-    from.  The cached text is lost.
+    one without other programs.  The cached text is lost.
 
     Args:
-        decoder: of the model.
         seconds: for all steps; the one under way at their end is finished.
         known: widths that were measured before; others come first.
         clock: tells the time of a step.
@@ -47,7 +45,7 @@ def measure(
     fresh = {*widths} if executor.overlaps or executor.device.type != "cpu" else set[int]()
     text = [7919 * place % decoder.facts.vocabulary for place in range(PROMPT)]
     stores = {width: DraftStore() for width in widths}
-    found: dict[int, list[float]] = {}
+    times: dict[int, list[float]] = {}
 
     def visit(width: int) -> None:
         grid = (1, width) if width > 1 else (1,)
@@ -58,9 +56,9 @@ def measure(
         for event in islice(events, 2 * VISIT):
             now = clock()
             if isinstance(event, Step) and event.width == width and width not in fresh:
-                found.setdefault(width, []).append(now - began)
+                times.setdefault(width, []).append(now - began)
                 spent += now - began
-                if spent > VISIT_SECONDS or len(found[width]) % VISIT == 0:
+                if spent > VISIT_SECONDS or len(times[width]) % VISIT == 0:
                     break
             began = clock()
         events.close()
@@ -69,13 +67,13 @@ def measure(
     end = time.perf_counter() + seconds
     if seconds <= 0.0 or len(text) + 2 * VISIT >= decoder.max_context:
         return {}
+    others = widths[1:]
     while time.perf_counter() < end:
-        others = widths[1:]
-        if {*widths} <= {*known, *found}:
+        if {*widths} <= {*known, *times}:
             random.shuffle(others)
-        for width in sorted(others, key=lambda width: width in known):
-            for each in (1, width):
+        for other in sorted(others, key=lambda width: width in known):
+            for width in (1, other):
                 if time.perf_counter() < end:
-                    visit(each)
+                    visit(width)
     decoder.forget(keep_memory=True)
-    return found
+    return times

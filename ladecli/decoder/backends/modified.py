@@ -1,4 +1,4 @@
-"""What was done to a loaded model: hooks, replaced forwards and modules, other weights, adapters.
+"""Changes of a loaded model: hooks, replaced forwards and modules, other weights, adapters.
 
 Our own forward only calls a model's linear layers, so a model with hooks needs transformers'.  What
 a trial showed about a model holds until its `fingerprint` changes.

@@ -33,7 +33,7 @@ FARTHEST = 100.0
 
 @dataclass(frozen=True, slots=True)
 class LogitGap:
-    """How far two tokens are apart at one position; all in logits."""
+    """The distance of two tokens at one position; all in logits."""
 
     gap: float  # by which plain decoding prefers its token, after the repetition penalty
     # How far logits must move for either to be chosen, with the noise of the position and what
@@ -69,7 +69,7 @@ class Rescorer:
         sampling: SamplingConfig,
         processors: Sequence[LogitsProcessor] = (),
     ) -> LogitGap | None:
-        """How far two tokens are apart after a text.
+        """Return how far two tokens are apart after a text.
 
         Args:
             text: prompt and answer, up to the token in question.
@@ -104,7 +104,7 @@ class Rescorer:
         )
 
     def _allowed(self, logits: Tensor, noise: float) -> float:
-        """The most that rounding may move these logits if forwards differ by `noise`."""
+        """Return the most that rounding may move these logits if forwards differ by `noise`."""
         raw, dtype = logits[logits.isfinite()], rounding_of(self._decoder.executor.model)
         most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())

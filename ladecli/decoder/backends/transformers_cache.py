@@ -45,7 +45,7 @@ class OwnCache(KVCache):
     """A model's own cache.
 
     Args:
-        lasts: whether it has all of a text's state: others that use the model leave it alone.
+        lasts: whether it has all of a text's state, so that no other code changes the state.
 
     Attributes:
         held: the cache as the model returned it; None for an empty one.
@@ -89,7 +89,7 @@ class OwnCache(KVCache):
 
 
 def grows(held: Any) -> bool:
-    """Whether all layers of a cache hold every token of the text."""
+    """Return whether all layers of a cache hold every token of the text."""
     return type(held) is DynamicCache and {*map(type, held.layers)} == {cache_utils.DynamicLayer}
 
 
@@ -216,7 +216,7 @@ class OwnCacheModel:
 
     @torch.no_grad()
     def _agrees(self, read: Callable[[Tensor], Tensor], text: Tensor, expected: Tensor) -> bool:
-        """Whether a mode of reading a text gives the logits that are expected after it."""
+        """Return whether a mode of reading a text gives the logits that are expected after it."""
         try:
             found = read(text).float()
         except Exception:

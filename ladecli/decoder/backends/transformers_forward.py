@@ -39,7 +39,7 @@ _HARMLESS = frozenset(
 
 
 class AttentionCall(NamedTuple):
-    """What a step hands to every attention layer, which adds its sliding window to `windows`."""
+    """The arguments of a step for attention layers, which add their windows to `windows`."""
 
     attend: Attend
     mask: StepMask
@@ -167,7 +167,7 @@ class StockModel:
 
 
 class ModelCache:
-    """What transformers' models ask of a cache of `length` tokens; masks and positions are ours.
+    """A cache of `length` tokens as transformers' models see it; masks and positions are ours.
 
     Attributes:
         shapes: by layer, of what would have been written, where there is no cache to write to.
@@ -211,13 +211,13 @@ class ModelCache:
 
 
 def activation_type(model: Any) -> torch.dtype:
-    """The type of a model's activations; float32 where all of its weights are integers."""
+    """Return the type of a model's activations; float32 where all of its weights are integers."""
     kinds = (each.dtype for each in model.parameters() if each.is_floating_point())
     return next(kinds, torch.float32)
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Where a model takes its input; weights that accelerate keeps elsewhere are on "meta"."""
+    """Return where a model takes its input; accelerate keeps other weights on "meta"."""
     for parameter in model.parameters():
         if parameter.device.type != "meta":
             return parameter.device

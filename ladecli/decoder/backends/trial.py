@@ -77,7 +77,7 @@ class Trial:
         return 2 * len(self.text) + GPU_WIDTH
 
     def failure(self, executor: Executor) -> str | None:
-        """How steps of an executor fail, or by how much they differ; None if they do not.
+        """Return how steps of an executor fail, or by how much they differ; None if they are right.
 
         Args:
             executor: with an empty cache of its own.
@@ -103,7 +103,7 @@ class Trial:
 
     @torch.no_grad()
     def is_batch_invariant(self, executor: Executor) -> bool:
-        """Whether tokens alone and side by side have the same logits, bit for bit.
+        """Return whether tokens alone and side by side have the same logits, bit for bit.
 
         Args:
             executor: with an empty cache of its own.
@@ -123,7 +123,7 @@ class Trial:
 
     @torch.no_grad()
     def _ranks(self, executor: Executor) -> bool:
-        """Whether the executor finds the most probable tokens."""
+        """Return whether the executor finds the most probable tokens."""
         logits = self.expected[-2:].to(executor.device, executor.model.dtype)
         found, shares = executor.most_probable(logits, RANKED)
         ids, expected = most_probable(logits, RANKED)
@@ -133,7 +133,7 @@ class Trial:
 
     @torch.no_grad()
     def _difference(self, executor: Executor) -> float:
-        """How far logits are from the expected ones, relative to their spread.
+        """Return how far logits are from the expected ones, relative to their spread.
 
         Two rival continuations are decoded in one step after a prefix, the second one is kept,
         and other steps follow it.  Masks, positions and slots all have to work for that.
@@ -159,8 +159,7 @@ class Trial:
 
 
 def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """How far logits [rows, vocabulary] are from the expected ones, relative to their spread; to be
-    compared with the `TOLERANCE` of the type."""
+    """Return how far logits [rows, vocabulary] are off, relative to their spread (`TOLERANCE`)."""
     off = found - expected
     if dtype != torch.float32:
         # A single one of many thousand logits may round further in half precision.
@@ -169,7 +168,7 @@ def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
 
 
 def rounding_type(model: Any) -> torch.dtype:
-    """The type whose rounding a model's logits have."""
+    """Return the type whose rounding a model's logits have."""
     if holds_int8(model):
         return torch.int8
     # Kernels of packed weights round by the number of rows.
@@ -205,7 +204,7 @@ class _Full(DynamicCache):  # type: ignore[misc]
         return 1
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
-        """The number of tokens."""
+        """Return the number of tokens."""
         return self._length
 
 

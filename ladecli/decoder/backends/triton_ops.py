@@ -132,7 +132,7 @@ def gate_kernel(
 
 
 class TritonOps(TorchOps):
-    """As `TorchOps`, in fewer kernels."""
+    """The operations of `TorchOps` in fewer kernels."""
 
     def rms_norm(self, x: Tensor, norm: Norm | None) -> Tensor:
         """See `TorchOps`; rows of any stride, a dense result."""
@@ -190,7 +190,7 @@ class TritonOps(TorchOps):
 
 
 def _norm(x: Tensor, update: Tensor | None, norm: Norm) -> Tensor:
-    """The norm of [T, n], to which `update` is added first, in place."""
+    """Return the norm of [T, n], to which `update` is added first, in place."""
     count, width = x.shape
     out, block = x.new_empty((count, width)), power_of_two(width)
     sizes = {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}

@@ -38,7 +38,7 @@ from .int8 import Int8Linear, holds_int8, share_product
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
 CPU_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Of weights that have forms of their own on a CPU."""
+"""The types of weights that have forms of their own on a CPU."""
 MOST_PACKED = 8
 """Layers whose weights are packed at once, each of which takes room beside its weights."""
 
@@ -152,7 +152,7 @@ def project(
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module is a linear layer in floating point, and no packed one."""
+    """Return whether a module is a linear layer in floating point, and no packed one."""
     return (
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter
@@ -202,7 +202,7 @@ def _give(module: Any, weight: Tensor) -> None:
 
 
 def restore(model: nn.Module) -> None:
-    """Let the modules of a model have the weights again that were taken."""
+    """Put the original weights back into the modules of a model."""
     for module in model.modules():
         if held := getattr(getattr(module, "weight", None), _HELD, None):
             form, rows = held
@@ -210,13 +210,13 @@ def restore(model: nn.Module) -> None:
 
 
 def _joined_weight(parts: Sequence[nn.Linear]) -> Tensor:
-    """The weights above one another; that of a single part as it is."""
+    """Return the weights above one another; that of a single part as it is."""
     weights = [part.weight.detach() for part in parts]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
-    """The biases side by side; None for parts without them."""
+    """Return the biases side by side; None for parts without them."""
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     return torch.cat(biases) if biases else None
 

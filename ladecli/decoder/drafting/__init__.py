@@ -1,1 +1,1 @@
-"""How drafts are made: sources feed an online n-gram model, and a search finds its best tree."""
+"""The making of drafts: sources feed an online n-gram model, and a search finds its best tree."""

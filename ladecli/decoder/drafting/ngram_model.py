@@ -36,7 +36,7 @@ TOKEN = (1 << TOKEN_BITS) - 1
 WINDOW = 1 << TOKEN_BITS
 """Added to counted tokens that the window's n-grams showed last."""
 WINDOW_WEIGHT = 0.25
-"""Of a token of these, relative to one of accepted text."""
+"""The weight of a token of these, relative to one of accepted text."""
 MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))
 """By length of context."""
 CONTEXTS = 1 << 16
@@ -44,7 +44,7 @@ CONTEXTS = 1 << 16
 MAX_SUCCESSORS = 6
 """Of a context; further ones cost time and are hardly ever right."""
 MAX_CHILDREN = 8
-"""Of a tree node."""
+"""The most children of a tree node."""
 SAMPLED_SUCCESSORS = 12
 """Remembered when tokens are drawn, where a rare one may come next."""
 PRIOR_SUCCESSORS = 64
@@ -52,9 +52,9 @@ PRIOR_SUCCESSORS = 64
 PRIOR_ROWS = 12
 """Rows that the prior learns at once, since ranking takes time."""
 PRIOR_DECAY = 0.95
-"""What the prior keeps when it learns another row."""
+"""The decay of the prior when it learns another row."""
 DECAY = 0.7
-"""What older counts of a context keep when it gets a new one."""
+"""The decay of a context's counts when a new token is counted."""
 NEGLIGIBLE = 0.2
 """Shorter contexts are not looked up once no more than this much probability is left."""
 DISCOUNTS = (0.0, 8.0, 4.0, 2.0, 1.0)
@@ -73,7 +73,7 @@ KINDS = 1 + 3 * (ORDER + 1)
 SOURCE_OF_KIND = ("context", *EVIDENCE * (ORDER + 1))
 """By kind, the source that a draft token is said to be of."""
 CALIBRATION_DECAY = 0.98
-"""What a kind's record keeps when it is tried again."""
+"""The decay of a kind's record when it is tried again."""
 CALIBRATION_PRIOR = 2.0
 """Expected hits at which a record counts as much as no correction."""
 MAX_CALIBRATION = 3.0
@@ -84,7 +84,7 @@ class RepeatedSpan(NamedTuple):
     """An earlier passage that the end of the text repeats."""
 
     tokens: Sequence[int]
-    """What holds the passage."""
+    """The sequence that holds the passage."""
     start: int
     """Index in `tokens` of what follows if the text repeats it further."""
     end: int
@@ -94,7 +94,7 @@ class RepeatedSpan(NamedTuple):
 
 
 def pack(tokens: Sequence[int]) -> int:
-    """The context after some tokens: the last `ORDER` of them, in an integer."""
+    """Return the context after some tokens: the last `ORDER` of them, in an integer."""
     context = 0
     for token in tokens[-ORDER:]:
         context = context << TOKEN_BITS | token
@@ -185,7 +185,7 @@ class NgramModel:
         self.prior = dict(ranked[:PRIOR_SUCCESSORS])
 
     def look_up(self, context: int, floor: float = 0.0, repeated: Repeated = None) -> Ranked:
-        """The successors of a packed context whose probabilities exceed `floor`.
+        """Return the successors of a packed context whose probabilities exceed `floor`.
 
         Args:
             context: see `pack`.
@@ -203,12 +203,11 @@ class NgramModel:
             token, probability = repeated
             found[token], kinds[token], left = probability, REPEATED, 1.0 - probability
         levels, pair = self._longest_first, context & MASKS[2]
-        # What is known of a longer context is known of its last pair, too.  The turn of a pair that
-        # is not known ends the search where a repeated span has taken nearly all.
+        # Whatever was seen after a longer context was seen after its last pair, too.
         if pair not in self.model_successors[2] and pair not in self.counts[2]:
             levels = levels[-2:]
         for mask, model_successors, counts, order in levels:
-            # First comes what the model itself expected after this context ...
+            # First comes what the model itself expected after this context,
             if (row := model_successors.get(context & mask)) is not None:
                 kind, unit = 3 * order + 3, left * MODEL_SHARES[order]
                 left -= unit
@@ -264,7 +263,7 @@ class NgramModel:
 def _exceeding(
     floor: float, row: Iterable[tuple[int, float]], unit: float, calibration: float, kind: int
 ) -> Ranked:
-    """The tokens of a row whose calibrated parts of `unit` exceed `floor`, in its order."""
+    """Return the tokens of a row whose calibrated parts of `unit` exceed `floor`, in its order."""
     return [
         (calibrated, token, kind)
         for token, probability in row

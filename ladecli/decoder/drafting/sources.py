@@ -29,11 +29,11 @@ PRIORS = (0.55, 0.7, 0.85, 0.95)
 PRIOR_TRIALS = 8.0
 """Trials at which a record counts as much as the prior."""
 RECORD_DECAY = 0.98
-"""What a record keeps when it is tried again."""
+"""The decay of a record when it is tried again."""
 
 
 class Observation(NamedTuple):
-    """What a step showed."""
+    """The outcome of a step."""
 
     text: Sequence[int]
     """Prompt and committed tokens, those of this step included."""
@@ -109,7 +109,7 @@ class ContextSource(Source):
         self._append(text)
 
     def repeated_span(self) -> RepeatedSpan | None:
-        """The continuation of the longest passage that the end of the text repeats."""
+        """Return the continuation of the longest passage that the end of the text repeats."""
         length, start = self.corpus.longest_match()
         if length < LENGTHS[0]:
             return None

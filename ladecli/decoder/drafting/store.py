@@ -19,9 +19,9 @@ SAVED_ROWS = 1 << 12
 SAVED_NGRAMS = 1 << 10
 """N-grams of the paper's pool that are saved."""
 LOSS_PER_TOKEN = 0.01
-"""What drafts may lose per token of text, in plain steps."""
+"""The loss that drafts may cause per token of text, in plain steps."""
 INITIAL_BALANCE = 2.0
-"""What drafts may lose for what they teach, before they gained anything, in plain steps."""
+"""The initial allowance for exploratory drafts, in plain steps."""
 MAX_DEFICIT = 4.0
 """How far the balance may fall below zero before drafts pause, in plain steps.  Those of a negative
 balance are expected to pay; a text whose drafts pause early has none of what they would bring."""
@@ -45,11 +45,8 @@ class SpeculationBudget:
         self.balance = INITIAL_BALANCE
 
     def begin(self) -> None:
-        """A text begins: what others lost is no debt of its own.
-
-        When it was, a text after one of random tokens got no draft for 60 tokens, however much of
-        it was known.
-        """
+        """Begin a text without the debt of earlier ones: a text of random tokens used to disable
+        drafts for the next 60 tokens."""
         self.balance = max(self.balance, 0.0)
 
     @property
@@ -109,7 +106,7 @@ class DraftStore:
         self.broken = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The newest part of it as lists of numbers, for JSON: at most about 75,000 of them,
+        """Return the newest part of it as lists of numbers, for JSON: at most about 75,000 of them,
         125,000 where tokens are drawn.
 
         What accepted text taught is derived from the text again; of the model's successors, those

@@ -73,7 +73,7 @@ class SuffixAutomaton:
         return clone
 
     def longest_match(self) -> tuple[int, int]:
-        """The longest suffix of the text that also ended somewhere before its end.
+        """Return the longest suffix of the text that also ended somewhere before its end.
 
         Returns:
             Its length, 0 if there is none, and the index in `tokens` after its first occurrence.

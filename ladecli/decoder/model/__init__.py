@@ -1,1 +1,1 @@
-"""How logits are made: our own forward, transformers' forwards, attention, and their trial."""
+"""Our own forward, in plain PyTorch; `backends` makes it fast."""

@@ -27,7 +27,7 @@ class ModuleCalls:
 
 
 def can_run(model: Any) -> bool:
-    """Whether a model is of a family that `Transformer` is for, whole, and on one device.
+    """Return whether a model is of a family that `Transformer` is for, whole, and on one device.
 
     A trial at load has the last word (`trial.Trial`).
     """

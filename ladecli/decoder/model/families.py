@@ -36,7 +36,7 @@ _GLM4 = NormNames(_INPUT, "post_self_attn_layernorm", _ATTENTION, "post_mlp_laye
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets a family apart from Llama.
+    """The settings that set a family apart from Llama.
 
     Biases, QK-norm and its width, head sizes, scales of embeddings, residuals and logits, partial
     rotary and one rotary base per kind of layer are read from the model and its configuration.
@@ -81,7 +81,7 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "ge
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the decoder must know about a model."""
+    """Facts about a model that the decoder needs."""
 
     family: str  # transformers' model type
     layers: int  # each with keys and values of its own
@@ -111,11 +111,11 @@ class ModelFacts:
 
 
 def activation(text: Any) -> str | None:
-    """What `ACTIVATIONS` calls a model's, by its configuration; None for another one."""
+    """Return the name that `ACTIVATIONS` has for a model's activation; None for another one."""
     name = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
     return ACTIVATIONS.get(str(name))
 
 
 def is_ours(text: Any) -> bool:
-    """Whether our own forward has all that the configuration of a text model asks for."""
+    """Return whether our own forward has all that the configuration of a text model asks for."""
     return text.model_type in FAMILIES and activation(text) is not None

@@ -1,4 +1,4 @@
-"""What a forward is: the inputs of a step, what computes it, and what a model can do."""
+"""The interface of a forward: the inputs of a step and the operations that compute it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .mask import StepMask
 from .rotary import Rotary
 
 Drafts: TypeAlias = Literal["trees", "chains", "none"]
-"""What a model can verify in one pass: several continuations of a text, one of them, or none."""
+"""The drafts that a model can verify in one pass: rival continuations, one of them, or none."""
 RunLayers = Callable[[Tensor, Mapping[str, Rotary], StepMask, StepCache], bool]
 """Runs a step [T, n] through all layers, which add to it in place; false where Python has to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What computes a step between the products with weights: plain PyTorch, or a backend's."""
+    """The operations between the products with weights: plain PyTorch's, or a backend's."""
 
     name: str = "sdpa"  # of the attention, as the user reads it
     attend: Attend = sdpa_attention
@@ -34,11 +34,11 @@ class Operations:
     step can hand it all slots there are, at no cost."""
     ops: TorchOps = field(default_factory=TorchOps)
     layers: Callable[[Sequence[Layer], Sequence[str], float], RunLayers | None] | None = None
-    """Makes what runs all layers, of these, the kinds of rotary embeddings, and what branches are
-    multiplied with; None for the loop in Python."""
+    """Makes a function that runs all layers, from the layers, the kinds of rotary embeddings and
+    the scale of branches; None for the loop in Python."""
     rank: MostProbable = most_probable
     simpler: Operations | None = None
-    """What to go on with after a kernel has failed; None where nothing else is left."""
+    """The operations to go on with after a kernel has failed; None if there are no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Forward(Protocol):
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What each layer writes to the cache."""
+        """The shapes of what each layer writes to the cache."""
 
     def context(self) -> AbstractContextManager[object]:
         """Return what a step runs in, such as `torch.inference_mode()`."""

@@ -38,7 +38,7 @@ class Norms(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Of a layer's attention."""
+    """The heads of a layer's attention."""
 
     queries: int
     keys: int
@@ -66,19 +66,18 @@ class Layer:
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """All of them."""
+        """All projections."""
         return self.qkv, self.out, self.gate_up, self.down
 
 
 def part(x: Tensor, start: int, end: int) -> Tensor:
-    """`x[:, start:end]` in a single call, where TorchScript takes a slice of all before the comma,
-    too."""
-    found: Tensor = torch.ops.aten.slice(x, 1, start, end)
-    return found
+    """Return `x[:, start:end]` by a single call; TorchScript would take two slices."""
+    sliced: Tensor = torch.ops.aten.slice(x, 1, start, end)
+    return sliced
 
 
 def rms_norm(x: Tensor, norm: Norm | None) -> Tensor:
-    """The norm of [..., n]; `x` itself without one."""
+    """Return the norm of [..., n]; `x` itself without one."""
     if norm is None:
         return x
     scaled, least = norm.scaled, norm.least
@@ -94,7 +93,7 @@ def rms_norm(x: Tensor, norm: Norm | None) -> Tensor:
 
 
 def norm_heads(qkv: Tensor, heads: Heads, norms: Norms) -> Tensor:
-    """With normalised queries and keys: by head, or over all heads at once (OLMo)."""
+    """Normalise queries and keys: by head, or over all heads at once (OLMo)."""
     query_norm, key_norm = norms.query, norms.key
     if query_norm is None or key_norm is None:
         return qkv

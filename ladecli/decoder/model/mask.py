@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Rules(NamedTuple):
-    """How a layer weighs the keys that a token sees."""
+    """The rules by which a layer weighs the keys that a token sees."""
 
     scaling: float
     """Multiplies the scores."""
@@ -68,13 +68,13 @@ class StepMask:
         return sliding_window
 
     def first_slot(self, sliding_window: int | None) -> int:
-        """The first slot that any token of the step sees; those before need not be read."""
+        """Return the first slot that any token of the step sees; those before need not be read."""
         if sliding_window is None or self.prefix is None:
             return 0
         return min(max(min(self.positions) - sliding_window + 1, 0), self.prefix)
 
     def on_device(self, device: torch.device) -> DeviceMask:
-        """The mask as kernels read it, brought to a device in one copy."""
+        """Return the mask as kernels read it, brought to a device in one copy."""
         return self.once(("on device", device), partial(self._make_on_device, device))
 
     def visible(self, device: torch.device) -> Tensor:
@@ -100,7 +100,7 @@ class StepMask:
         return keys[:, :, self.prefix :]
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """What is made at the first call."""
+        """Return a value that the first call makes."""
         if what not in self._made:
             self._made[what] = make()
         found: T = self._made[what]
@@ -156,7 +156,7 @@ class CapturedMask(StepMask):
         self._captured = on_device
 
     def on_device(self, device: torch.device) -> DeviceMask:
-        """The tensors of fixed address; `device` is theirs."""
+        """Return the tensors of fixed address; `device` is theirs."""
         return self._captured
 
     def own(self, keys: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class RotaryTables:
         self._outgrown: list[Tensor] = []
 
     def at(self, positions: Tensor, last_position: int) -> dict[str, Rotary]:
-        """The embeddings of a step, by kind of layer.
+        """Return the embeddings of a step, by kind of layer.
 
         Args:
             positions: int64 [T].
@@ -101,7 +101,7 @@ class RotaryTables:
 
     @torch.no_grad()
     def _grow(self, kind: str, is_long: bool, last_position: int) -> Tensor:
-        """The table of a kind with room for a position."""
+        """Return the table of a kind with room for a position."""
         boundary = self._facts.rope_boundary
         most = max(self._facts.context, last_position + 1)
         if boundary is not None and not is_long:
@@ -116,7 +116,7 @@ class RotaryTables:
         return table
 
     def _made(self, kind: str, positions: Tensor) -> Tensor:
-        """What the module makes of positions, [positions, 2, 1, n]."""
+        """Return the module's embeddings of positions, [positions, 2, 1, n]."""
         with frequencies_as_loaded([self._module] if self._facts.rope_grows else []):
             cos, sin = self._module(self._like, positions[None], *([kind] if kind else []))
         half = cos.shape[-1] // 2

@@ -91,7 +91,7 @@ class Transformer:
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What each layer writes to the cache."""
+        """The shapes of what each layer writes to the cache."""
         heads = [layer.heads for layer in self.layers]
         return [LayerShape(h.keys, h.size, h.size, self.dtype, self.device) for h in heads]
 
@@ -121,7 +121,7 @@ class Transformer:
     def _run_layers(
         self, residual: Tensor, rotary: Mapping[str, Rotary], mask: StepMask, cache: StepCache
     ) -> None:
-        """Run a step [T, n] through all layers, which add what they find to it."""
+        """Run a step [T, n] through all layers, which add to it in place."""
         ops, attend = self.operations.ops, self.operations.attend
         hidden = ops.rms_norm(residual, self.layers[0].norms.before_attention)
         for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
@@ -138,7 +138,7 @@ class Transformer:
     def _add(
         self, residual: Tensor, update: Tensor, own: Norm | None, following: Norm | None
     ) -> Tensor:
-        """Add a branch to the residual stream in place; what the next branch reads."""
+        """Add a branch to the residual stream in place; return the input of the next branch."""
         if own is not None:
             update = self.operations.ops.rms_norm(update, own)
         if self._residual_scale != 1.0:

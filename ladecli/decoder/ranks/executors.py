@@ -34,7 +34,7 @@ class Left:
 
 
 class Ranks(Executor):
-    """What executors of several ranks have in common.
+    """The base of executors that share steps with other ranks.
 
     From `begin` to `end` every rank sends one message wherever the others do, so that a rank that
     gives up can send that in place of whatever they wait for.
@@ -116,11 +116,11 @@ class Ranks(Executor):
         self._exchange(None, "sync", "is not where rank 0 is")
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
-        """The result of the whole draft, from those of its shares."""
+        """Return the result of the whole draft, from those of its shares."""
         raise NotImplementedError
 
     def _exchange(self, mine: Any, alike: object, problem: str) -> list[Any]:
-        """What every rank sent, while all of them go on.
+        """Return what every rank sent, while all of them go on.
 
         Args:
             mine: what this one sends.

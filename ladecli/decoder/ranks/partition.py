@@ -21,7 +21,7 @@ from ..window import WindowBlock
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank computes of a draft."""
+    """The part of a draft that one rank computes."""
 
     draft: Draft  # the rank's own tree, window block and padded width
     nodes: Sequence[int]
@@ -90,7 +90,7 @@ class _Walk:
         self.depths = [tree.depths[node] for node in self.order]
 
     def reach(self, start: int, room: int) -> int:
-        """The end of the longest stretch from `start` that has room with its ancestors.
+        """Return the end of the longest stretch from `start` that has room with its ancestors.
 
         It ends with a leaf: the nodes of a path that is cut would be computed twice.
         """

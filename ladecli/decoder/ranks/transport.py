@@ -1,4 +1,4 @@
-"""How ranks exchange messages: torch.distributed over gloo.
+"""The exchange of messages between ranks: torch.distributed over gloo.
 
 Messages are made and read on the host, so gloo carries them between GPUs too: a process that ends
 closes its connections, and the others notice at once.  NCCL carries the sums of a split model.
@@ -117,7 +117,7 @@ class DistributedTransport:
         return [pickle.loads(content) for content in self._wait(exchange)]
 
     def _gather_bytes(self, data: bytes, room: int) -> list[tuple[int, bytes]]:
-        """How many bytes every rank has, and the first `room` of them at most."""
+        """Return how many bytes every rank has, and at most the first `room` of them."""
         head = len(data).to_bytes(8, "little")
         sent = torch.frombuffer(bytearray(head + data[:room].ljust(room)), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.size)]
@@ -132,7 +132,7 @@ class DistributedTransport:
         return f"rank {1 - self.rank}" if self.size == 2 else "another rank"
 
     def lose(self, reason: str) -> RankError:
-        """Note that the ranks cannot go on, and why: the first reason counts."""
+        """Record why the ranks cannot go on; the first reason counts."""
         self.lost = self.lost or RankError(reason)
         return self.lost
 
@@ -152,7 +152,7 @@ class DistributedTransport:
             dist.destroy_process_group()
 
     def _wait(self, call: Callable[[], T]) -> T:
-        """What `call` returns, which waits for other ranks."""
+        """Return the result of `call`, which waits for other ranks."""
         if self.lost is not None:
             raise self.lost
         answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
@@ -175,7 +175,7 @@ class DistributedTransport:
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What a call returns, or raises."""
+    """Return the result of a call and the error that it raised."""
     try:
         return call(), None
     except Exception as error:
@@ -183,7 +183,7 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _next(queue: SimpleQueue[T]) -> T | None:
-    """What comes within `_POLL` seconds."""
+    """Return what comes within `_POLL` seconds."""
     with contextlib.suppress(Empty):
         return queue.get(timeout=_POLL)
     return None

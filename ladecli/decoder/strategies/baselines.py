@@ -1,4 +1,4 @@
-"""What lookahead is compared with: Jacobi decoding and prompt lookup."""
+"""The strategies that lookahead is compared with: Jacobi decoding and prompt lookup."""
 
 from __future__ import annotations
 

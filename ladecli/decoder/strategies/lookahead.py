@@ -51,7 +51,7 @@ class Lookahead(Strategy):
         self._store.broken = False
 
     def propose(self, state: State, room: Room) -> Draft:
-        """The window where it fits, and the most probable prefixes after the text."""
+        """Return the window where it fits, and the most probable prefixes after the text."""
         config, store, loads = self._config, self._store, room.loads
         limit = self._limit if room.width >= self._limit else config.limit_within(room.width)
         places = sum([limit - load for load in loads if load < limit])

@@ -37,7 +37,7 @@ class PaperLookahead(Strategy):
         self._window = LookaheadWindow(self._config.window, self._config.ngram, state.tokens)
 
     def propose(self, state: State, room: Room) -> Draft:
-        """The lookahead branch if it fits, and the verification branch as far as it fits."""
+        """Return the lookahead branch if it fits, and the verification branch as far as it fits."""
         config, current = self._config, state.tokens[-1]
         limit = config.limit_within(room.width)
         places = sum([limit - load for load in room.loads if load < limit])
