@@ -74,7 +74,7 @@ def keep(key: str, seconds: Mapping[int, float]) -> bool:
 def run(
     decoder: Decoder, device: Device, seconds: float, known: Collection[int]
 ) -> dict[int, list[float]]:
-    """Measure steps for so many seconds; see `measuring.measure`."""
+    """Measure the steps of a decoder for a number of seconds; see `measuring.measure`."""
     from ..decoder.backends import measuring  # it imports torch
 
     alone = device.kind == "cpu" and device.threads == 1
@@ -97,7 +97,7 @@ def after_load(
         return known
     least = {width: min(times) for width, times in run(decoder, device, limit, known).items()}
     seconds = dict(known)
-    if known and least.get(1, math.inf) < known[1]:
+    if 1 in known and least.get(1, math.inf) < known[1]:
         # The machine is quieter than at earlier loads. Wide steps gain by it as plain ones do.
         seconds = {width: took * least[1] / known[1] for width, took in known.items()}
     seconds |= {width: min(took, seconds.get(width, took)) for width, took in least.items()}

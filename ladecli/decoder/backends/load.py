@@ -80,7 +80,7 @@ class Backend(NamedTuple):
     """Whether steps are batch-invariant."""
 
     def executor(self, facts: ModelFacts, max_context: int, chunk: int | None = None) -> Executor:
-        """Return an executor with an empty cache for texts of so many tokens."""
+        """Return an executor with an empty cache for texts of that many tokens."""
         cache = new_cache(self.forward, max_context)
         return self.make_executor(self.forward, cache, facts, max_context, chunk)
 

@@ -15,10 +15,8 @@ import torch
 from torch import nn
 
 _PLAIN = {type(None), bool, int, float, str}
-_UNREAD = {*vars(nn.Module())} - {
-    *("_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "training")
-}
-"""Attributes of torch that no forward reads; a change of `_modules` shows in other modules."""
+_UNREAD = {*vars(nn.Module()), "_is_hf_initialized"} - {"training"}
+"""Attributes that no forward reads, or that `fingerprint` looks at by themselves."""
 _LIBRARIES = {
     *("torch", "transformers", "transformers_modules", "accelerate", "peft", "bitsandbytes"),
     *("torchao", "gptqmodel", "auto_gptq", "awq", "hqq", "optimum", "compressed_tensors"),
@@ -74,11 +72,22 @@ def fingerprint(model: nn.Module) -> int:
     """
     marks: list[Any] = [model.device]
     configs: dict[int, Any] = {}
-    for module in model.modules():
-        own = vars(module)
+    waiting, seen = [model], {model}
+    while waiting:  # `model.modules` makes the name of each
+        own = vars(module := waiting.pop())
+        for child in own["_modules"].values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
         if (config := own.get("config")) is not None:
             configs[id(config)] = getattr(config, "__dict__", config)
         marks += (id(module), type(module), type(module).forward)
+        marks += [_mark_of(weight) for weight in own["_parameters"].values() if weight is not None]
+        # These are empty in most modules; some rotary frequencies change in every forward.
+        if own["_buffers"] and "rope_type" not in own:
+            marks.append(_mark(own["_buffers"]))
+        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            marks += (_mark(own["_forward_hooks"]), _mark(own["_forward_pre_hooks"]))
         marks += [
             value if type(value) in _PLAIN else _mark(value)
             for value in map(own.__getitem__, _read_by_forwards(tuple(own)))
@@ -90,8 +99,14 @@ def fingerprint(model: nn.Module) -> int:
 def _read_by_forwards(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return those of a module's attributes that a forward may read."""
     # Some rotary frequencies change in every forward.
-    changing = ("_buffers", "max_seq_len_cached", "inv_freq") if "rope_type" in names else ()
+    changing = ("max_seq_len_cached", "inv_freq") if "rope_type" in names else ()
     return tuple(name for name in names if name not in _UNREAD and not name.endswith(changing))
+
+
+def _mark_of(tensor: torch.Tensor) -> tuple[int, torch.dtype, int]:
+    """Return what tells a tensor from others, and from itself before a change in place."""
+    # torch does not count the changes of tensors of inference mode
+    return id(tensor), tensor.dtype, tensor.is_inference() or tensor._version
 
 
 def _mark(value: Any) -> Any:
@@ -104,6 +119,5 @@ def _mark(value: Any) -> Any:
     if kind in (list, tuple, set, frozenset):
         return (kind, *map(_mark, value))
     if isinstance(value, torch.Tensor):
-        # torch does not count the changes of tensors of inference mode
-        return id(value), value.dtype, value.is_inference() or value._version
+        return _mark_of(value)
     return value if kind in _PLAIN else id(value)
