@@ -4,8 +4,8 @@
     python benchmarks/differential.py --first 17 --models 1     # one model again
 
 Small random models in float32, with all kinds of rotary frequencies, sliding windows, penalties and
-stop strings, and texts that are broken off and continued; see `tests/differential.py`.  The extra
-`test` is needed.  It exits with 1 if an answer differs.
+stop strings, and texts that are broken off and continued; see `tests/support/differential.py`.
+The extra `test` is needed.  It exits with 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from common import argument_parser, print_head, print_row, save
 
-from tests import differential
+from tests.support import differential
 
 
 def main() -> int:

@@ -27,8 +27,8 @@ from pathlib import Path
 import psutil
 from common import Report, argument_parser, run_parts
 
-from tests import forked
-from tests.screens import Terminal
+from tests.support import processes
+from tests.support.terminal import Terminal
 
 QUESTION = "What is lookahead decoding?"
 SHORT = ("-n", "12", "--temperature", "0")
@@ -48,7 +48,7 @@ def long_session(report: Report, args: Namespace, place: Path) -> None:
     from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig
     from ladecli.decoder.events import Step
     from ladecli.decoder.strategies import make_strategy
-    from tests.families import new_model
+    from tests.support.models import new_model
 
     torch.set_num_threads(1)
     tokens, block = (2_000, 250) if args.quick else (50_000, 5_000)
@@ -94,7 +94,7 @@ def turns(report: Report, args: Namespace, place: Path) -> None:
     text = "".join(f"{question}\n/save {file}\n/load {file}\n" for question in questions)
     began, memory = time.perf_counter(), []
     chat = ("chat", "demo", *SHORT, "--max-context", "400")
-    program = forked.Program(*chat, text=text, **_home(place / "home"))
+    program = processes.Program(*chat, text=text, **_home(place / "home"))
     while program.process.exitcode is None:
         with suppress(psutil.Error):
             memory.append(psutil.Process(program.pid).memory_info().rss / 1e6)
@@ -178,7 +178,7 @@ def kills(report: Report, args: Namespace, place: Path) -> None:
             done = len(FINISHED.findall(chat.text()))
         file = place / f"killed-{number}.json"
         again = ("chat", "demo", "--continue", *SHORT)
-        went_on = forked.lade(*again, text=f"/save {file}\none more\n", **home)
+        went_on = processes.lade(*again, text=f"/save {file}\none more\n", **home)
         if done == 0 and "there is no conversation" in went_on.stderr:
             continue
         report.ends(went_on, f"--continue after kill {number}")
@@ -211,14 +211,14 @@ def kills_of_writers(report: Report, args: Namespace, place: Path) -> None:
         times = []
         for _ in range(4):
             began = time.perf_counter()
-            whole = forked.lade(*arguments, **home)
+            whole = processes.lade(*arguments, **home)
             times.append(time.perf_counter() - began)
             report.ends(whole, name)
         usual = min(times[1:])  # the first one reads files anew
         killed = runs = 0
         while killed < count and runs < 4 * count:  # a run may end before its moment
             runs += 1
-            program = forked.Program(*arguments, **home)
+            program = processes.Program(*arguments, **home)
             # Half of them at the end, where files are written.
             time.sleep(usual * draw.choice((draw.random(), 0.8 + 0.2 * draw.random())))
             if program.process.exitcode is None:
@@ -226,7 +226,7 @@ def kills_of_writers(report: Report, args: Namespace, place: Path) -> None:
             program.wait()
             killed += program.ended().returncode == -signal.SIGKILL
             if file.exists():
-                read = forked.lade(*reader, **home)
+                read = processes.lade(*reader, **home)
                 sound = read.returncode == 0 and "left out" not in read.stderr
                 report.holds(sound, f"{name}: a file is damaged after run {runs}")
         left = len([*place.rglob(".*.tmp")])
@@ -285,7 +285,7 @@ def _on_a_disk(report: Report, kind: str, disk: Path) -> None:
     }
     codes = {}
     for name, (arguments, text, expected) in calls.items():
-        done = forked.lade(*arguments, text=text, **_home(disk / "home"))
+        done = processes.lade(*arguments, text=text, **_home(disk / "home"))
         codes[name] = done.returncode
         report.ends(done, f"{kind} disk, {name}", expected)
         unsound = "Traceback" in done.stderr or "--debug shows" in done.stderr
@@ -303,7 +303,7 @@ def company(report: Report, args: Namespace, place: Path) -> None:
     generate = (*GENERATE, "-n", "40", "--pool-file", str(place / "pool"))
     calls = [*[("config", "init", "--force"), generate] * rounds, TUNE]
     for arguments in calls:
-        both = [forked.Program(*arguments, **home) for _ in range(2)]
+        both = [processes.Program(*arguments, **home) for _ in range(2)]
         for done in [each.ended() for each in both]:
             report.ends(done, f"{arguments[0]} beside itself")
     for _ in range(rounds):
@@ -318,8 +318,10 @@ def company(report: Report, args: Namespace, place: Path) -> None:
                 chat.wait("tokens in")
                 chat.enter("/exit")
             report.holds((one.close(), other.close()) == (0, 0), "a chat beside another fails")
-    report.ends(forked.lade("config", **home), "the config file")
-    report.holds("left out" not in forked.lade("profiles", **home).stderr, "a profile is damaged")
+    report.ends(processes.lade("config", **home), "the config file")
+    report.holds(
+        "left out" not in processes.lade("profiles", **home).stderr, "a profile is damaged"
+    )
     chats = [*(place / "home").rglob("chats/*.jsonl")]
     report.holds(len(chats) == min(2 * rounds, 100), f"{len(chats)} chats of {2 * rounds}")
     whole = [len(path.read_text().splitlines()) >= 2 for path in chats]

@@ -29,7 +29,7 @@ from common import argument_parser, save
 import ladecli
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.models.find import resolve
-from tests import forked
+from tests.support import processes
 
 TOKENS = 40
 PROMPTS = (
@@ -158,7 +158,7 @@ def command(folder: Path) -> Answers:
     asked = folder / "prompts.jsonl"
     asked.write_text("\n".join(json.dumps({"prompt": text}) for text in ASKED), encoding="utf-8")
     given = ("generate", str(folder), "-f", str(asked), "--dtype", "float32")
-    done = forked.lade(*given, "--raw", "--json", "--ignore-eos", "-n", str(TOKENS))
+    done = processes.lade(*given, "--raw", "--json", "--ignore-eos", "-n", str(TOKENS))
     if done.returncode:
         raise ladecli.LadeError(done.stderr)
     return [json.loads(line)["token_ids"] for line in done.stdout.splitlines()]

@@ -4,7 +4,7 @@
     python benchmarks/fuzz.py --kind model --first 17 --cases 1     # one case again
 
 Config files, profiles, chats, pools, traces, results, prompts, templates, adapters, models and GGUF
-files, with a change at random, at the doors of the program; see `tests/fuzzing.py`.  The extra
+files, with a change at random, at the doors of the program; see `fuzzing.py`.  The extra
 `test` is needed.  It exits with 1 where a case fails; `--keep FOLDER` keeps the files of those.
 """
 
@@ -22,10 +22,9 @@ from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import fuzzing
 import torch
 from common import argument_parser, print_head, print_row, save
-
-from tests import fuzzing
 
 
 def main() -> int:

@@ -14,8 +14,8 @@ import statistics
 from common import print_head, print_row
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
-from tests.decoding import run, steps_of
-from tests.simulated import Simulated, simulated_decoder
+from tests.support.decoding import run, steps_of
+from tests.support.device import Simulated, simulated_decoder
 
 SAMPLING = {
     "greedy": SamplingConfig(),

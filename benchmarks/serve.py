@@ -34,8 +34,8 @@ from common import Report, argument_parser, run_parts
 
 import ladecli
 from ladecli.events import TextStep
-from tests import forked
-from tests.test_serve import JSON, Server, http_post
+from tests.serve.test_app import JSON, Server, http_post
+from tests.support import processes
 
 KINDS = ((None, 16), (1, 6), (2, 10), (3, 16))
 """Seeds, of which None is greedy, and tokens of answers."""
@@ -289,7 +289,7 @@ def slow(report: Report, args: Namespace, place: Path) -> None:
 def clients(report: Report, args: Namespace, place: Path) -> None:
     """`llm` and curl, streamed and whole."""
     question = "What is lookahead decoding?"
-    expected = forked.lade("generate", "demo", "-p", question, "-n", "20", "-q").stdout.strip()
+    expected = processes.lade("generate", "demo", "-p", question, "-n", "20", "-q").stdout.strip()
     with Server(place, "-n", "20") as server:
         base = f"http://127.0.0.1:{server.port}/v1"
         entry = {"model_id": "lade", "model_name": "demo", "api_base": base}

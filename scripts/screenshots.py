@@ -26,10 +26,10 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests import screens
-from tests.screens import Terminal
+from tests.support import terminal as terminals
+from tests.support.terminal import Terminal
 
-screens.PATIENCE = 1200.0  # a bench of a real model takes minutes
+terminals.PATIENCE = 1200.0  # a bench of a real model takes minutes
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def row(screen: pyte.Screen, line: int) -> Text:
     return Text.assemble(*((cell.data, style_of(cell)) for cell in cells if cell.data))
 
 
-def style_of(cell: pyte.screens.Char) -> Style:
+def style_of(cell: pyte.terminal.Char) -> Style:
     return Style(
         color=colour(cell.fg),
         bgcolor=colour(cell.bg),

@@ -29,11 +29,11 @@ from ladecli.models.load import load
 from ladecli.profiles import measured
 from ladecli.session.conversation import from_json
 from ladecli.session.session import Session
-
-from .compiling import Compiler
-from .families import model_of
-from .hub_files import plan
-from .tokenizers_here import byte_level
+from tests.support.compiler import Compiler
+from tests.support.hub import plan
+from tests.support.models import model_of
+from tests.support.processes import Result
+from tests.support.tokenizers import byte_level
 
 torch.set_num_threads(1)
 # A shell starts what it runs in the background deaf to Ctrl-C, which some tests press.
@@ -189,30 +189,6 @@ def wide_screen(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
     return make
-
-
-class Result:
-    """Exit code, standard output and standard error of a command."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    def json(self, code: int = 0) -> Any:
-        """The object that a command printed, which ended with this exit code."""
-        (found,) = self.rows(code)
-        return found
-
-    def rows(self, code: int = 0) -> list[Any]:
-        """The objects that a command printed, one a line; the same."""
-        assert self.code == code, self.err
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    def refused(self, code: int = 2) -> str:
-        """The one line that a command says in place of an answer, after the program's name."""
-        assert (self.code, self.out) == (code, ""), self.err
-        assert self.err.startswith("lade: ")
-        assert self.err.count("\n") == 1
-        return self.err[len("lade: ") :]
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import ladecli
-
-from . import fresh
+from tests.support import new_python
 
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -169,7 +168,9 @@ def test_what_decoding_on_a_cpu_brings_along(capfd: pytest.CaptureFixture[str]) 
         if isinstance(node, ast.Import) and "triton" in [alias.name for alias in node.names]
     }
     assert kernels
-    (called,) = fresh.calls(("generate", "-p", "def ", "-n", "8", "-q"), OMP_DISPLAY_ENV="VERBOSE")
+    (called,) = new_python.calls(
+        ("generate", "-p", "def ", "-n", "8", "-q"), OMP_DISPLAY_ENV="VERBOSE"
+    )
     assert called.out
     settings = r"\s*OPENMP DISPLAY ENVIRONMENT BEGIN[\s\S]*?OPENMP DISPLAY ENVIRONMENT END\n"
     written = capfd.readouterr().err

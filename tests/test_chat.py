@@ -20,9 +20,8 @@ from ladecli.errors import LadeError
 from ladecli.repl.journal import Journal
 from ladecli.session.conversation import Conversation, from_json
 from ladecli.trace.format import read_trace
-
-from .hub_files import DEMO, copied, stating
-from .oracle import change_decoders, during_forward, watch
+from tests.support.hub import DEMO, copied, stating
+from tests.support.oracle import change_decoders, during_forward, watch
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
 KEPT = "the conversation was saved to"

@@ -28,10 +28,9 @@ import transformers
 
 from ladecli.commands.cli import entry
 from ladecli.trace.format import read_trace
-
-from . import forked, fresh
-from .adapters_here import make as make_adapter
-from .hub_files import DEMO, POINTER, copied, holding, pipe, renaming, stating, without
+from tests.support import new_python, processes
+from tests.support.adapters import make as make_adapter
+from tests.support.hub import DEMO, POINTER, copied, holding, pipe, renaming, stating, without
 
 # Prompts and streams.
 
@@ -226,11 +225,11 @@ def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
 @pytest.mark.slow
 def test_streams_that_cannot_show_everything(model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
-    plain = forked.lade(*options, "--seed", "1", PYTHONIOENCODING="ascii")
+    plain = processes.lade(*options, "--seed", "1", PYTHONIOENCODING="ascii")
     assert (plain.returncode, "Error" in plain.stderr) == (0, False)
     with open(os.devnull, "w") as shown:
         streams = 0, shown.fileno(), None
-        child = forked.Forked(["generate", "-p", "the", "-n", "3"], streams, os.environ)
+        child = processes.Forked(["generate", "-p", "the", "-n", "3"], streams, os.environ)
         assert child.wait() == 0
 
 
@@ -464,7 +463,7 @@ def test_an_answer_that_cannot_be_written_is_no_success(
     with open(os.devnull) as nothing, open("/dev/full", "w") as full, errors.open("w") as written:
         out = None if closed else full.fileno()
         streams = nothing.fileno(), out, written.fileno()
-        assert forked.Forked(command.split(), streams, os.environ).wait() == 1
+        assert processes.Forked(command.split(), streams, os.environ).wait() == 1
     assert errors.read_text().startswith("lade: ")
 
 
@@ -811,7 +810,7 @@ def test_what_is_downloaded_once_and_what_is_not_there(
     # The second time no hub is needed, and none is waited for.
     names = ("gated", "missing", "lora", "tiny", "last", "name", "tiny --adapter owner/lora")
     asked = (("generate", *f"owner/{name}".split(), *options) for name in (*names, "tiny"))
-    gated, missing, *downloaded, _, unknown, lora, tiny = fresh.calls(*asked, HF_ENDPOINT=hub)
+    gated, missing, *downloaded, _, unknown, lora, tiny = new_python.calls(*asked, HF_ENDPOINT=hub)
     assert "owner/gated is gated" in gated.refused(1)
     told = missing.refused(1)
     assert "no model owner/missing on the hub" in told
@@ -826,9 +825,9 @@ def test_what_is_downloaded_once_and_what_is_not_there(
         assert told in with_adapter.err
 
 
-def in_a_terminal(*asked: str) -> forked.Spawn:
+def in_a_terminal(*asked: str) -> processes.Spawn:
     command, size = ["-m", "ladecli", *asked], (24, 80)
-    return forked.Spawn(sys.executable, command, encoding="utf-8", timeout=60, dimensions=size)
+    return processes.Spawn(sys.executable, command, encoding="utf-8", timeout=60, dimensions=size)
 
 
 def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str) -> None:

@@ -21,8 +21,7 @@ import ladecli
 from ladecli.decoder.backends.compat import cache_argument, returned_cache
 from ladecli.decoder.backends.modified import fingerprint
 from ladecli.profiles import user
-
-from .families import model_of, new_model, prompt_for
+from tests.support.models import model_of, new_model, prompt_for
 
 # Ours come from within transformers' `generate`, whose warnings are no errors elsewhere.
 OURS = "error:.*(transformers' |; left out):UserWarning"

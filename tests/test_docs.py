@@ -84,7 +84,7 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 def test_the_tables_of_models_name_tests_and_fields_that_exist() -> None:
     text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
     whole, _, fields = text.partition("## The generation config")
-    for path, names in re.findall(r"`(tests/\w+\.py)`: ((?:`[\w.-]+`(?:, )?)+)", whole):
+    for path, names in re.findall(r"`(tests/[\w/]+\.py)`: ((?:`[\w.-]+`(?:, )?)+)", whole):
         source = (ROOT / path).read_text(encoding="utf-8")
         for name in re.findall(r"`(.+?)`", names):
             assert f"def {name}(" in source or f'"{name}": Case(' in source, (path, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from pathlib import Path
 
 import pytest
 from transformers import (
@@ -20,9 +21,9 @@ from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig,
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.model.transformer import Transformer
-
-from .decoding import PAPER, decoder_of, ids_of, run, transformers_ids, use
-from .families import FAMILIES, OWN, model_of, prompt_for
+from tests.support import differential
+from tests.support.decoding import PAPER, decoder_of, ids_of, run, transformers_ids, use
+from tests.support.models import FAMILIES, OWN, model_of, prompt_for
 
 pytestmark = pytest.mark.slow
 
@@ -155,3 +156,14 @@ def test_drafts_of_earlier_texts_change_no_token(
     for prompt in texts:
         events = run(decoder, prompt, "lookahead", config, sampling, store=store)
         assert ids_of(events) == plain(tuple(prompt), sampling)
+
+
+# Every entry point, as in `benchmarks/differential.py`.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [17, 33])
+def test_every_entry_point_gives_the_text_of_generate(number: int, tmp_path: Path) -> None:
+    with differential.quietly():
+        outcome = differential.run(number, tmp_path)
+    assert not outcome.faults, (outcome.family, outcome.rope)

@@ -28,9 +28,8 @@ from ladecli.decoder.strategy import Strategy
 from ladecli.events import Ended, TextEvent
 from ladecli.generation_config import ENDS, OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
 from ladecli.session.session import Session, Settings
-
-from .decoding import text_ids
-from .hub_files import copied, stating
+from tests.support.decoding import text_ids
+from tests.support.hub import copied, stating
 
 CONFIG = LookaheadConfig(4, 4, 4)
 TEXT = "the cat sat on the"

@@ -16,8 +16,7 @@ from ladecli.commands import generate as prompts
 from ladecli.errors import LadeError
 from ladecli.session.dialogue import Row
 from ladecli.suites import FIX
-
-from .hub_files import use_cache
+from tests.support.hub import use_cache
 
 
 def refused(name: str, **options: bool) -> str:

@@ -23,8 +23,7 @@ from ladecli.visualize import (
     status_line,
     together,
 )
-
-from .recording import step
+from tests.support.traces import step
 
 
 def priced(events: list[TextEvent], cost: float) -> list[TextEvent]:

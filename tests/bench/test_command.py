@@ -15,8 +15,7 @@ import pytest
 from ladecli.bench.methods import DEFAULT, STRATEGIES
 from ladecli.bench.result import SCHEMA
 from ladecli.bench.runners import OwnRunner
-
-from ..compiling import Compiler
+from tests.support.compiler import Compiler
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,8 @@ from rich.console import Console
 from ladecli.bench import report
 from ladecli.bench.report import document
 from ladecli.bench.result import Failure, Result, Run, Skipped
-
-from ..screens import Screen
-from .makers import result, run
+from tests.support.results import result, run
+from tests.support.terminal import Screen
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from ladecli.bench.result import SCHEMA, command_line, to_json
-
-from .makers import result
+from tests.support.results import result
 
 
 def test_keys_are_those_of_the_schema() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from ladecli.bench.result import Run
 from ladecli.bench.statistics import Speedup, figures_of, speedup
-
-from .makers import PLAIN_STEP, digest, result, run
+from tests.support.results import PLAIN_STEP, digest, result, run
 
 METHODS = result({"autoregressive": 1.0, "jacobi": 1.0}).contenders
 

@@ -16,9 +16,8 @@ from ladecli.bench.stock import StockRunner
 from ladecli.decoder.config import SamplingConfig
 from ladecli.session.session import Session, Settings
 from ladecli.session.text import REPLACEMENT
-
-from ..compiling import Compiler
-from ..decoding import text_ids
+from tests.support.compiler import Compiler
+from tests.support.decoding import text_ids
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ladecli.decoder.model.forward import StepInputs
 from ladecli.session.session import Session
-
-from ..decoding import ALIKE_BFLOAT16
-from ..oracle import change_decoders, change_logits, during_forward, run_out
+from tests.support.decoding import ALIKE_BFLOAT16
+from tests.support.oracle import change_decoders, change_logits, during_forward, run_out
 
 pytestmark = pytest.mark.slow
 

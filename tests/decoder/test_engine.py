@@ -21,11 +21,10 @@ from ladecli.decoder.events import Event, Finished, PromptRead, Started, Step
 from ladecli.decoder.executor import Executor
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
-
-from ..capturing import Again
-from ..decoding import ids_of, reason_of, run, steps_of, transformers_ids
-from ..families import new_model, prompt_for
-from ..oracle import (
+from tests.support.decoding import ids_of, reason_of, run, steps_of, transformers_ids
+from tests.support.graphs import Again
+from tests.support.models import new_model, prompt_for
+from tests.support.oracle import (
     Captured,
     cached_ids,
     counts,

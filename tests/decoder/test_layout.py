@@ -14,8 +14,7 @@ from ladecli.decoder.layout import StepLayout, build, build_chunk
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
-
-from ..decoding import paths_of
+from tests.support.decoding import paths_of
 
 CANDIDATES = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=8)
 

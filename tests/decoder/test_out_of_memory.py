@@ -25,10 +25,9 @@ from ladecli.decoder.faults import attempt, is_out_of_memory
 from ladecli.decoder.model.forward import StepInputs
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
-
-from ..decoding import decoder_of, ids_of, reason_of, run, steps_of
-from ..families import model_of, new_model, prompt_for
-from ..oracle import Captured, cached_ids, oracle, run_out, scrambled
+from tests.support.decoding import decoder_of, ids_of, reason_of, run, steps_of
+from tests.support.models import model_of, new_model, prompt_for
+from tests.support.oracle import Captured, cached_ids, oracle, run_out, scrambled
 
 pytestmark = pytest.mark.slow
 

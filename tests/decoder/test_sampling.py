@@ -29,9 +29,17 @@ from ladecli.decoder.sampling import (
     restricted,
     top_tokens,
 )
-
-from ..decoding import ASKED, ASKED_STEP, BEFORE, ids_of, paths_of, read_out, run, tokens_of
-from ..oracle import Markov, decoder_with
+from tests.support.decoding import (
+    ASKED,
+    ASKED_STEP,
+    BEFORE,
+    ids_of,
+    paths_of,
+    read_out,
+    run,
+    tokens_of,
+)
+from tests.support.oracle import Markov, decoder_with
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,8 @@ from ladecli.decoder.model.layer import Heads, Norm, Norms
 from ladecli.decoder.model.mask import CapturedMask, DeviceMask, Rules, StepMask
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Transformer
-
-from ..decoding import tree_step
-from ..families import model_of
+from tests.support.decoding import tree_step
+from tests.support.models import model_of
 
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
 # Norm of the error over norm of the result.

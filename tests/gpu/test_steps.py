@@ -18,9 +18,8 @@ from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.strategies import make_strategy
-
-from ..decoding import ids_of, run
-from ..families import model_of, new_model, prompt_for
+from tests.support.decoding import ids_of, run
+from tests.support.models import model_of, new_model, prompt_for
 
 GPU = torch.device("cuda", 0)
 CONFIG = LookaheadConfig(4, 4, 4, 24, widths=(1, 8, 24))

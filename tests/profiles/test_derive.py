@@ -17,8 +17,7 @@ from ladecli.profiles.derive import (
     fit_settings,
     step_seconds,
 )
-
-from . import makers
+from tests.support import profiles as makers
 
 GPU = Rates(1e12 / READING, 100e12, "a round figure")
 """Reads 1 GB in a millisecond; products with few rows reach 75 of the 100 TFLOP/s."""

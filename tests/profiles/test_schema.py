@@ -6,8 +6,7 @@ import pytest
 
 from ladecli import profiles
 from ladecli.errors import UsageError
-
-from .makers import shape
+from tests.support.profiles import shape
 
 TOP = 'description = "x"\n'
 SETTING = '[[setting]]\nwindow = 3\nngram = 3\nguesses = 3\norigin = "derived"\n'

@@ -11,8 +11,7 @@ from ladecli import profiles
 from ladecli.errors import UsageError
 from ladecli.models.device import Device
 from ladecli.profiles import user
-
-from .makers import A100, ACME, CPU, DEMO, OWN, put, shape
+from tests.support.profiles import A100, ACME, CPU, DEMO, OWN, put, shape
 
 SHIPPED = profiles.shipped()
 APPLE = Device("mps", "mps", "Apple M2 Max")

@@ -1,0 +1,66 @@
+"""`lade profiles`: a table that fits, a profile as TOML, and objects for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ladecli import profiles
+from ladecli.models.device import Device
+from ladecli.profiles import user
+from tests.support.hub import use_devices
+from tests.support.profiles import A100, ACME, CPU, OWN, put
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This machine has what a test says, an EPYC to begin with."""
+    use_devices(monkeypatch, CPU)
+    monkeypatch.setenv("COLUMNS", "80")
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("device", "marked"), [(CPU, "cpu"), (A100, "a100-80gb"), (ACME, None)])
+def test_the_list_marks_this_machine(
+    here: pytest.MonkeyPatch, lade: Any, device: Device, marked: str | None
+) -> None:
+    use_devices(here, device)
+    result = lade("profiles")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert [line.strip("* ").split()[0] for line in lines[3:6]] == ["a100", "a100-80gb", "a10g"]
+    *stars, last = [line.split()[1] for line in lines if line.startswith("*")]
+    assert (stars, last) == (([marked], marked) if marked else ([], "no"))
+    assert device.label in lines[-1]
+
+
+@pytest.mark.usefixtures("here")
+def test_the_users_profiles_are_listed(lade: Any) -> None:
+    put("a100", OWN)
+    put("broken", "[")
+    put("esc", OWN.replace("mine", "\\u001b[31mred"))
+    result = lade("profiles")
+    assert "yours" in result.out
+    assert "\x1b" not in result.out
+    assert result.err.startswith("lade: profile broken is no valid TOML")
+    assert result.err.count("\n") == 1
+    found = lade("profiles", "--json").json()
+    assert (found["schema"], found["profile"]) == (5, "cpu")
+    assert found["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
+    rows = {row["name"]: row for row in found["profiles"]}
+    assert list(rows) == sorted(rows)
+    assert rows["a100"]["path"] == str(user.path_of("a100"))
+    assert rows["h100"]["hardware"]["bandwidth"] == 3350e9
+    used = [name for name, row in rows.items() if row["this_machine"]]
+    assert used == ["cpu"]
+    assert len(found["notices"]) == 1
+
+
+@pytest.mark.parametrize("name", ["a100", "cpu", "t4"])
+def test_a_profile_is_shown_as_it_is_written(name: str, lade: Any) -> None:
+    profile = profiles.read(name)
+    assert profiles.parse(name, lade("profiles", name).out) == profile
+    found = lade("profiles", name, "--json").json()
+    assert (found["schema"], found["name"], found["from"]) == (5, name, "shipped")
+    assert len(found.get("paper", ())) == len(profile.papers)

@@ -1,0 +1,177 @@
+"""Weights of 8 bits on a CPU, as integers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ladecli.decoder.backends import int8
+from ladecli.decoder.backends.invariant import BLOCK
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.layout import build_chunk
+from ladecli.decoder.model.transformer import Transformer
+from ladecli.models import load as models
+from ladecli.models.load import LoadedModel
+from ladecli.options.model import ModelOptions, PlacementOptions
+from ladecli.session.session import Session
+from ladecli.session.setup import Attention, Setup
+from tests.support.decoding import ids_of, run
+from tests.support.hub import plan
+from tests.support.models import new_model, prompt_for, saved
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not int8.available(), reason="this processor has no products of integers"),
+]
+
+PROMPTS = ("def largest(items):\n", "What is lookahead decoding?")
+INVARIANT = Setup(Attention("invariant", "asked for"))
+
+
+def load(quantize: str = "8bit") -> LoadedModel:
+    return models.load(
+        plan("demo", ModelOptions(quantize=quantize), PlacementOptions(device="cpu"))
+    )
+
+
+@pytest.fixture(params=["own", "none"])
+def vnni(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this processor's instructions, and without what not every one has."""
+    if request.param == "none":
+        monkeypatch.setattr(int8, "has_vnni", lambda: False)
+
+
+@pytest.mark.usefixtures("vnni")
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_is_that_of_the_weight(bias: bool) -> None:
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(96, 70, bias=bias)
+    x = torch.randn(9, 96) * torch.logspace(-2, 2, 9)[:, None]
+    x[4] = 0.0
+    x[5] = 3.0  # a row of one number
+    with torch.no_grad():
+        found, wanted = int8.Int8Linear(linear)(x), linear(x)
+    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-3)
+    assert float(off.max()) < 0.03
+
+
+@pytest.mark.usefixtures("vnni")
+def test_an_outlier_leaves_room_for_other_numbers() -> None:
+    torch.manual_seed(1)
+    linear, x = torch.nn.Linear(576, 64, bias=False), torch.randn(9, 576)
+    with torch.no_grad():
+        others = linear(x)
+        x[:, 100] += 60.0
+        off = int8.Int8Linear(linear)(x) - linear(x)
+    assert float(off.norm() / others.norm()) < 0.08
+
+
+@pytest.mark.usefixtures("vnni")
+def test_large_sums_do_not_overflow() -> None:
+    linear, turned = torch.nn.Linear(64, 8, bias=False), int8.rotation(64)
+    # Once rotated, all numbers are ones, and so the largest integers.
+    x = (torch.ones(5 * 64 // len(turned), len(turned)) @ turned).view(5, 64)
+    linear.weight.data = x[:1].expand(8, 64)
+    assert int8.Int8Linear(linear)(x).allclose(torch.tensor(64.0))
+
+
+@pytest.mark.usefixtures("vnni")
+def test_a_row_does_not_depend_on_others() -> None:
+    torch.manual_seed(1)
+    for size in ((96, 70), (576, 1536), (33, 97), (16, 20), (24, 9)):
+        linear = int8.Int8Linear(torch.nn.Linear(*size))
+        x = torch.randn(40, size[0])
+        together = linear(x)
+        for count in (0, 1, 2, 3, 7, 8, 16, 33):
+            assert torch.equal(linear(x[:count]), together[:count])
+
+
+def test_a_damaged_input_is_not_made_a_number() -> None:
+    linear = int8.Int8Linear(torch.nn.Linear(8, 4))
+    assert bool(linear(torch.tensor([[float("nan")] + 7 * [1.0]])).isnan().all())
+
+
+@pytest.mark.usefixtures("vnni")
+def test_a_load_says_where_8_bits_take_no_less_time() -> None:
+    said = any("VNNI" in line for line in load().notices)
+    assert said == (not int8.has_vnni())
+    assert not any("VNNI" in line for line in load("none").notices)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama", "olmo"])
+def test_families_whose_head_is_the_embedding(family: str) -> None:
+    """Also those that scale it, and one of whose weights none is left that is no integer."""
+    model = new_model(family, tie_word_embeddings=True)
+    prompt = prompt_for("llama", 20)
+    with torch.no_grad():
+        plain = model(torch.tensor([prompt])).logits[0]
+        int8.quantise(model, torch.float32)
+        theirs = model(torch.tensor([prompt])).logits[0]
+    decoder = load_decoder(model, attention="invariant")
+    assert isinstance(decoder.executor.model, Transformer) == (family != "olmo")
+    layout = build_chunk(prompt, 0)
+    layout.outputs.extend(range(len(prompt)))
+    for logits in (theirs, decoder.executor.run(layout)):
+        assert 1e-4 < float((logits - plain).square().mean().sqrt() / plain.std()) < 0.1
+    texts = [ids_of(run(decoder, prompt, way)) for way in ("autoregressive", "lookahead")]
+    assert texts[0] == texts[1] or (len(texts[1]) > 5 and not decoder.batch_invariant)
+    assert decoder.batch_invariant == (family != "olmo")
+
+
+def test_what_cannot_be_computed_in_8_bits_says_so(lade: Any, tmp_path: Path) -> None:
+    said = lade("generate", saved(tmp_path, "mamba"), "-p", "a", "--raw", "--quantize", "8bit")
+    assert said.code == 1
+    assert said.err.endswith("; try another --quantize, or leave it out\n")
+
+
+def test_texts_are_those_of_plain_decoding_bit_for_bit() -> None:
+    session = Session(load(), INVARIANT)
+    assert not session.new_notices()
+    config, limits = LookaheadConfig(7, 5, 7), Limits(60)
+    samplings = (SamplingConfig(), SamplingConfig(0.8, seed=5))
+    for blocks, (prompt, sampling) in enumerate(zip(PROMPTS, samplings, strict=True), start=1):
+        # Beyond one and two blocks of keys, whose sums attention adds one by one.
+        ids, texts = (session.encode(prompt) * 99)[: blocks * BLOCK - 20], []
+        for strategy in ("autoregressive", "lookahead", "jacobi"):
+            events = run(session.decoder, ids, strategy, config, sampling, limits)
+            texts.append(ids_of(events))
+        assert texts[0] == texts[1] == texts[2]
+
+
+def test_other_weights_have_the_type_asked_for_and_frequencies_are_exact() -> None:
+    options = ModelOptions(quantize="8bit", dtype="bfloat16")
+    model = models.load(plan("demo", options, PlacementOptions(device="cpu"))).model
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    exact = dict(load().model.named_buffers())
+    assert all(torch.equal(each, exact[name]) for name, each in model.named_buffers())
+
+
+def test_weights_are_held_once() -> None:
+    loaded = load()
+    ids = torch.tensor([loaded.tokenizer.encode(PROMPTS[0])])
+    # Nothing is held of the embedding, whose rows are read of the file.
+    weight_bytes = loaded.spec.weight_bytes - loaded.spec.vocabulary * loaded.spec.hidden
+    layers = [each for each in loaded.model.modules() if isinstance(each, int8.Int8Linear)]
+
+    def size() -> int:
+        """Of all products, whose head was the embedding, and has integers of its own."""
+        return sum(each.dense().nbytes for each in {layer.product for layer in layers})
+
+    def theirs() -> Any:
+        return loaded.model(input_ids=ids, use_cache=False).logits
+
+    with torch.inference_mode():
+        before, rest = theirs(), loaded.model.get_memory_footprint()
+        assert size() + rest == pytest.approx(weight_bytes, rel=0.05)
+        for _ in range(2):  # another decoder takes what the first one has
+            ours = Session(loaded).decoder.executor.model
+            assert isinstance(ours, Transformer)
+            held = [each for layer in ours.layers for each in layer.products]
+            assert len(held) < len(layers) - 1
+            assert {each.form for each in held} < {layer.product for layer in layers}
+            assert size() + rest == pytest.approx(weight_bytes, rel=0.05)
+            assert torch.equal(theirs(), before)

@@ -1,0 +1,354 @@
+"""Families that are tried, those without drafts, and those that are refused; facts."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+
+import ladecli
+from ladecli.decoder.backends.compat import CACHE_NAMES
+from ladecli.decoder.backends.facts import TESTED_STOCK, model_facts, refusal
+from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.transformers_forward import StockModel
+from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
+from ladecli.decoder.drafting.store import DraftStore
+from ladecli.decoder.errors import ConfigError, UnsupportedModelError
+from ladecli.decoder.events import Event
+from ladecli.decoder.model.families import FAMILIES
+from ladecli.decoder.model.forward import Drafts
+from ladecli.decoder.ranks.executors import LookaheadParallel
+from ladecli.decoder.ranks.transport import DistributedTransport
+from ladecli.decoder.step_cost import StepCost
+from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Strategy
+from tests.support.decoding import PAPER, ids_of, reason_of, run, steps_of, transformers_ids
+from tests.support.models import (
+    LACKING,
+    LONG_ROPE,
+    OWN,
+    SLIDING,
+    STOCK,
+    VOCABULARY,
+    model_of,
+    new_model,
+    prompt_for,
+)
+
+QWEN3_NEXT = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+NO_TREES: dict[str, tuple[Drafts, str, dict[str, Any]]] = {
+    "mamba": ("none", "recurrent state", {"state_size": 8}),
+    "rwkv": ("none", "recurrent state", {"attention_hidden_size": 32}),
+    "recurrent_gemma": ("none", "recurrent state", {"num_hidden_layers": 3, "head_dim": 8}),
+    "jamba": ("none", "recurrent state", {"attn_layer_period": 2, "attn_layer_offset": 1}),
+    "lfm2": ("chains", "recurrent state", {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_next": ("chains", "recurrent state", QWEN3_NEXT),
+    "llama4_text": ("chains", "chunks", {"head_dim": 8, "attention_chunk_size": SLIDING}),
+    "stablelm": ("chains", "does not pass keywords", {}),
+    "bloom": ("chains", "attention interface", {}),
+    "openai-gpt": ("none", "attention interface", {"n_positions": 128}),
+    "doge": ("none", "by their content", {}),
+}
+"""What can be verified, why no trees can, and settings of a small model."""
+REFUSED = {
+    "t5": "encoder-decoder",
+    "whisper": "encoder-decoder",
+    "moshi": "does not continue a text",
+}
+
+
+@pytest.mark.parametrize(("family", "why"), REFUSED.items())
+def test_refused_by_name_before_any_weights_are_read(family: str, why: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"'{family}' are not supported.*{why}"):
+        model_facts(CONFIG_MAPPING[family]())
+
+
+FREE = StepCost()
+
+
+def decoded(
+    decoder: Decoder, prompt: list[int], new: int, cost: StepCost = FREE, **options: Any
+) -> list[Event]:
+    """With drafts as many as fit a step of 12 tokens; they cost nothing if no costs are given."""
+    config = LookaheadConfig(budget=12, sources=WITHOUT_WINDOW, step_cost=cost)
+    return run(decoder, prompt, "lookahead", config, limits=Limits(new), **options)
+
+
+@pytest.mark.parametrize("family", NO_TREES)
+def test_where_no_trees_can_be_verified_the_text_is_still_that_of_generate(family: str) -> None:
+    """Also where the prompt comes in chunks, goes on from an earlier one, or forks from it."""
+    drafts, why, settings = NO_TREES[family]
+    model, prompt = new_model(family, **settings), prompt_for(family)
+    decoder = load_decoder(model, prefill_chunk=9)
+    assert decoder.executor.model.drafts == drafts
+    (notice,) = decoder.executor.notices
+    how = "with chains" if drafts == "chains" else "one token"
+    assert re.search(f"decoded {how}.*{why}", notice)
+    expected = transformers_ids(model, prompt, 20)
+    for ids, wanted in (
+        (prompt, expected),
+        (prompt + expected[:9], expected[9:]),
+        (prompt[:-1], transformers_ids(model, prompt[:-1], 20)),
+    ):
+        events = decoded(decoder, ids, len(wanted))
+        assert ids_of(events) == wanted
+        assert any(step.proposed for step in steps_of(events)) == (drafts == "chains")
+
+
+@pytest.mark.parametrize("family", ["mamba", "rwkv", "recurrent_gemma", "jamba"])
+def test_no_token_is_read_twice(family: str) -> None:
+    model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family)
+    decoder, read = load_decoder(model), []
+    model.register_forward_pre_hook(
+        lambda module, args, given: read.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    run(decoder, prompt, limits=Limits(9))
+    assert sum(read) == len(prompt) + 8
+
+
+CHAINS = [family for family, (drafts, _, _) in NO_TREES.items() if drafts == "chains"]
+
+
+@cache
+def chained(family: str) -> Decoder:
+    """A decoder that tests share."""
+    return load_decoder(new_model(family, **NO_TREES[family][2]))
+
+
+@pytest.mark.parametrize("family", CHAINS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_chains_of_drafts_change_nothing(family: str, temperature: float) -> None:
+    decoder, sampling = chained(family), SamplingConfig(temperature=temperature, seed=3)
+    config = LookaheadConfig(4, 3, 4, 20)
+    ways = [("lookahead", config), ("lookahead", PAPER)]
+    if not temperature:  # tokens are drawn after what strategies differ in
+        ways += [("jacobi", config), ("prompt-lookup", config)]
+    for prompt, limits in ((prompt_for(family), Limits(20)), (prompt_for(family, 1), Limits(9))):
+        plain = ids_of(run(decoder, prompt, sampling=sampling, limits=limits))
+        for strategy, each in ways:
+            decoder.forget()
+            assert ids_of(run(decoder, prompt, strategy, each, sampling, limits)) == plain
+
+
+@pytest.mark.parametrize("family", CHAINS)
+def test_a_known_answer_takes_few_steps_with_chains(family: str) -> None:
+    """Wrong in one place: there the cache is put back, and the text goes on from it.  What the
+    first step takes of a long prompt is no debt of the drafts."""
+    decoder, prompt = chained(family), prompt_for(family, 120)
+    expected = ids_of(run(decoder, prompt, limits=Limits(40)))
+    store, answer = DraftStore(), list(expected)
+    answer[20] = (answer[20] + 1) % VOCABULARY
+    store.learn_text(prompt + answer)
+    costs = StepCost((1, 12, 120), costs=((1.0, 2.0, 20.0),))
+    events = decoded(decoder, prompt, 40, costs, store=store)
+    assert ids_of(events) == expected
+    assert len(steps_of(events)) < 40 / 3
+
+
+def test_texts_end_where_a_forward_without_trees_does_not_go_on() -> None:
+    limit = 40
+    model, prompt = new_model("mpt", max_seq_len=limit), prompt_for("mpt")
+    decoder = load_decoder(model, join=False)
+    assert decoder.max_context == limit
+    expected = transformers_ids(model, prompt, limit - len(prompt))
+    store = DraftStore()
+    store.learn_text([*prompt, *expected, *prompt])  # what drafts would go on with
+    for strategy in ("autoregressive", "lookahead"):
+        config = LookaheadConfig(budget=12, sources=WITHOUT_WINDOW)
+        events = run(decoder, prompt, strategy, config, limits=Limits(99), store=store)
+        assert (ids_of(events), reason_of(events)) == (expected, "context")
+        decoder.forget()
+
+
+HALF = {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 140}
+LONG = {"rope_parameters": LONG_ROPE | HALF}
+GROWING = {
+    "max_position_embeddings": 140,
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0} | HALF,
+}
+
+
+@pytest.mark.parametrize("settings", [LONG, GROWING], ids=["longrope", "dynamic"])
+@pytest.mark.parametrize("family", ["nemotron", "mixtral"])
+def test_rotary_frequencies_that_change_inside_transformers(
+    family: str, settings: dict[str, Any]
+) -> None:
+    """With and without trees; a long prompt in chunks would have those of short texts at first."""
+    model = new_model(family, head_dim=8, **settings)
+    for length in (133, 141):
+        prompt = prompt_for(family, length)
+        ids, options = torch.tensor([prompt]), {"eos_token_id": None, "max_new_tokens": 20}
+        text = model.generate(ids, custom_generate=ladecli.lookahead, **options)[0].tolist()
+        assert text == prompt + transformers_ids(model, prompt, 20)
+
+
+def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
+    decoder, prompt = chained("lfm2"), prompt_for("lfm2")
+    expected = ids_of(run(decoder, prompt, limits=Limits(20)))
+    for count in (1, 2, 5, 9):
+        seen: list[int] = []
+
+        def stop(token: int, seen: list[int] = seen, count: int = count) -> bool:
+            seen.append(token)
+            if len(seen) == count:
+                raise KeyboardInterrupt
+            return False
+
+        with pytest.raises(KeyboardInterrupt):
+            list(decoder.generate(prompt, Strategy(), limits=Limits(20, should_stop=stop)))
+        assert ids_of(decoded(decoder, prompt, 20)) == expected
+
+
+@pytest.mark.parametrize("family", ["recurrent_gemma", "qwen3_next"])
+@pytest.mark.parametrize("length", [1, 24])
+def test_others_may_use_the_model_between_turns(family: str, length: int) -> None:
+    """A text of one token begins anew, too, where the state is in the model's modules."""
+    model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family, length)
+    expected, decoder = transformers_ids(model, prompt, 20), load_decoder(model, join=False)
+    for _ in range(2):
+        begun = ids_of(run(decoder, prompt, limits=Limits(9)))
+        transformers_ids(model, prompt_for(family)[::-1], 5)
+        assert begun + ids_of(run(decoder, [*prompt, *begun], limits=Limits(11))) == expected
+        decoder.forget()
+
+
+def test_layers_that_share_keys_verify_trees() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    shared = {"num_hidden_layers": 4, "layer_types": kinds, "num_kv_shared_layers": 2}
+    model, prompt = new_model("gemma4", **shared), prompt_for("gemma4", 150)
+    decoder = load_decoder(model, join=False)
+    assert decoder.executor.model.drafts == "trees"
+    assert ids_of(run(decoder, prompt, limits=Limits(24))) == transformers_ids(model, prompt, 24)
+
+
+@pytest.mark.parametrize("family", CHAINS)
+@pytest.mark.parametrize("call", [1, 2, 3, 6])
+def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call: int) -> None:
+    """The model's own cache holds the step by then, which is fed again."""
+    decoder, prompt = chained(family), prompt_for(family)
+    decoder.forget()
+    expected = ids_of(decoded(decoder, prompt, 20))
+    decoder.forget()
+    calls = itertools.count(1)
+
+    def run_out(_ids: Tensor, scores: Tensor) -> Tensor:
+        if next(calls) == call:
+            raise torch.OutOfMemoryError
+        return scores
+
+    strategy = make_strategy("lookahead", LookaheadConfig(4, 3, 4, 20))
+    events = [*decoder.generate(prompt, strategy, limits=Limits(20), processors=[run_out])]
+    assert next(calls) > call
+    assert ids_of(events) == expected
+
+
+def test_ranks_cannot_share_what_has_no_trees() -> None:
+    with pytest.raises(ConfigError, match="'lfm2' verify one continuation at a time"):
+        LookaheadParallel(chained("lfm2").executor, DistributedTransport(0, 2))
+
+
+def test_every_row_has_a_test() -> None:
+    assert {model_type for model_type, _ in OWN.values()} == {*FAMILIES} - LACKING
+    assert {model_type for model_type, _ in STOCK.values()} == TESTED_STOCK
+    assert not any(refusal(model_of(family).config) for family in OWN | STOCK)
+
+
+def test_two_threads_leave_a_model_as_it_was() -> None:
+    model = new_model("gpt2")
+    before, inside = model.config._attn_implementation, threading.Barrier(2)
+
+    def meet(*_: object) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            inside.wait(0.2)  # one waits for the other's step, which must not begin
+
+    decoders = [load_decoder(model) for _ in range(2)]
+    assert all(isinstance(each.executor.model, StockModel) for each in decoders)
+    model.register_forward_pre_hook(meet)
+    with ThreadPoolExecutor(2) as pool:
+        texts = [*pool.map(lambda each: ids_of(run(each, [1, 2], limits=Limits(3))), decoders)]
+    assert texts[0] == texts[1]
+    assert model.config._attn_implementation == before
+
+
+def test_an_unknown_family_that_hides_its_sliding_window_gets_no_trees() -> None:
+    """It would pass a trial that is shorter than its window, and be wrong beyond it."""
+    decoder = load_decoder(new_model("phimoe", sliding_window=20, num_local_experts=2))
+    assert "never asked for its sliding window of 20" in decoder.executor.notices[0]
+
+
+def test_an_unknown_family_that_differs_gets_no_trees() -> None:
+    """Here one whose attention does not look at what is cached."""
+    model = new_model("olmo")
+    attention = type(model.model.layers[0].self_attn)
+
+    # Its base is known when this runs only.
+    class Forgetful(attention):  # type: ignore[misc, valid-type]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs | dict.fromkeys(kwargs.keys() & CACHE_NAMES))
+
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Forgetful
+    before = model.config._attn_implementation
+    decoder = load_decoder(model)
+    assert "without drafts: a trial step" in decoder.executor.notices[0]
+    assert model.config._attn_implementation == before, "the model is left as it was"
+    prompt = prompt_for("olmo")
+    expected = transformers_ids(model, prompt, 9, use_cache=False)
+    assert ids_of(run(decoder, prompt, "lookahead", limits=Limits(9))) == expected
+
+
+# Facts.
+
+
+def _stretched(kind: str, **more: Any) -> dict[str, Any]:
+    """A configuration of 64 positions, to which scaling by 4 was added."""
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **more}
+    return {"max_position_embeddings": 64, "rope_parameters": rope}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "limits"),
+    [
+        ("mistral", {}, (256, 256, SLIDING, None)),
+        ("llama3", {}, (512, 512, None, None)),
+        ("gemma3", {}, (256, 256, SLIDING, None)),
+        ("phi3_long", {}, (160, 160, None, 40)),
+        ("llama_dynamic", {}, (160, 160, None, 40)),
+        ("llama", _stretched("dynamic", original_max_position_embeddings=40), (256, 256, None, 64)),
+        ("llama", _stretched("yarn", original_max_position_embeddings=64), (256, 256, None, None)),
+        ("llama", _stretched("linear"), (64, 256, None, None)),
+    ],
+)
+def test_facts(family: str, settings: dict[str, Any], limits: tuple[int | None, ...]) -> None:
+    """Context as it is and as may be asked for, sliding window, and where rotary frequencies
+    change."""
+    facts = model_facts(new_model(family, **settings).config)
+    assert (facts.layers, facts.vocabulary) == (2, VOCABULARY)
+    window = facts.sliding_window, facts.rope_boundary
+    assert (facts.context, facts.most_context, *window) == limits
+
+
+def test_a_damaged_configuration_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="0 layers: it is damaged"):
+        model_facts(CONFIG_MAPPING["llama"](num_hidden_layers=0))

@@ -1,0 +1,79 @@
+"""Texts that repeat their prompt: drafts from the prompt must carry whole passages.
+
+A model that spells out a given answer stands for one whose summaries, edits and quotations copy.
+Wherever it is asked off that path it names a token that follows the last one somewhere in the
+text, as a real model would, so that the window and recycled successors see plausible things.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ladecli.decoder.config import Limits, LookaheadConfig
+from ladecli.decoder.decoder import Decoder
+from ladecli.decoder.drafting.store import DraftStore
+from tests.support.decoding import ids_of, run, steps_of
+from tests.support.oracle import oracle
+
+pytestmark = pytest.mark.slow
+
+VOCABULARY = 400
+ASK = [VOCABULARY - 1, VOCABULARY - 2]
+
+
+def document(rng: random.Random, length: int) -> list[int]:
+    """Tokens as unevenly distributed as words are."""
+    weights = [1.0 / (rank + 3) for rank in range(VOCABULARY - 10)]
+    return rng.choices(range(VOCABULARY - 10), weights, k=length)
+
+
+def edited(rng: random.Random, text: list[int]) -> list[int]:
+    """The text again with every thirtieth token or so replaced."""
+    return [rng.randrange(VOCABULARY - 10) if rng.random() < 0.03 else token for token in text]
+
+
+def summary(rng: random.Random, text: list[int]) -> list[int]:
+    """Passages of the text, in order, with something of its own between them."""
+    starts = range(0, len(text) - 30, 60)
+    return [t for start in starts for t in [*text[start : start + 25], *document(rng, 3)]]
+
+
+def spelling(script: list[int]) -> Decoder:
+    """A model that spells out `script`, and off its path what followed the last token once."""
+    after: dict[int, int] = {}
+    for first, second in itertools.pairwise(script):
+        after.setdefault(first, second)
+
+    def rule(text: Sequence[int]) -> int:
+        if len(text) < len(script) and script[: len(text)] == list(text):
+            return script[len(text)]
+        return after.get(text[-1], 0)
+
+    return oracle(rule, VOCABULARY, context=2048)
+
+
+@pytest.mark.parametrize(("answer", "tokens_per_step"), [(edited, 6.0), (summary, 5.5)])
+def test_copies_take_less_than_half_the_steps_of_the_paper(
+    answer: Callable[[random.Random, list[int]], list[int]], tokens_per_step: float
+) -> None:
+    """`tokens_per_step` are those after a text that was handed over, and is no prompt."""
+    rng = random.Random(0)
+    text = document(rng, 240)
+    wanted = answer(rng, text)
+
+    def steps(prompt: list[int], config: LookaheadConfig, drafts: DraftStore | None = None) -> int:
+        model, limits = spelling(prompt + wanted), Limits(len(wanted))
+        events = run(model, prompt, "lookahead", config, limits=limits, store=drafts)
+        assert ids_of(events) == wanted
+        return len(steps_of(events))
+
+    paper = steps(text + ASK, LookaheadConfig(15, 5, 15, sources=("trajectory",)))
+    assert 2 * steps(text + ASK, LookaheadConfig(5, 3, 5, 60)) <= paper
+    handed_over = DraftStore()
+    handed_over.learn_text(text)
+    known = steps(ASK, LookaheadConfig(5, 3, 5, 64), handed_over)
+    assert len(wanted) / known >= tokens_per_step

@@ -1,0 +1,427 @@
+"""What a folder holds beyond plain weights: it is honoured, or refused by name, or named."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import ladecli
+from tests.support.decoding import transformers_ids
+from tests.support.hub import copied, renaming, stating, use_cache
+from tests.support.models import new_model, prompt_for, saved
+
+PROMPT = "the cat sat on"
+WEIGHTS = "model.safetensors"
+BLOCK = (32, 32)
+"""Rows and columns of a block; no size of the small model's MLP is a multiple of it."""
+
+
+def adding(make: Callable[[str, Tensor], Mapping[str, Tensor]]) -> Callable[[Path], None]:
+    """What replaces each matrix of the layers by what a function makes of its name and values."""
+
+    def change(folder: Path) -> None:
+        tensors: dict[str, Tensor] = {}
+        for name, weight in load_file(folder / WEIGHTS).items():
+            tensors |= make(name, weight) if "_proj" in name else {name: weight}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
+def answer(lade: Any, folder: str, *options: str) -> tuple[list[int], str]:
+    """The token ids of an answer, and what was said beside it."""
+    asked = ("-p", PROMPT, "--raw", "-n", "16", "--ignore-eos", "--json", "--no-stats")
+    result = lade("generate", folder, *asked, *options)
+    return result.json()["token_ids"], result.err
+
+
+def expected(folder: str, state: Mapping[str, Tensor] | None = None) -> list[int]:
+    """What `generate` of transformers says, with some weights in place of the folder's."""
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.load_state_dict(state or {}, strict=False)
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(PROMPT)["input_ids"]
+    return transformers_ids(model, ids, 16)
+
+
+# Weights that the model has no place for.
+
+
+def biased(value: float) -> Callable[[Path], None]:
+    def bias(name: str, weight: Tensor) -> dict[str, Tensor]:
+        return {name: weight, name.replace("weight", "bias"): torch.full(weight.shape[:1], value)}
+
+    return adding(bias)
+
+
+def with_one(name: str, *shape: int) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS) | {name: torch.ones(shape)}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
+def without_prefix(folder: Path) -> None:
+    biased(0.5)(folder)
+    renaming(WEIGHTS, lambda name: [name.removeprefix("model.")])(folder)
+
+
+NO_PLACE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "biases": (biased(0.5), "layers.0.mlp.down_proj.bias and 13 more weights"),
+    "biases without a prefix": (without_prefix, "layers.0.mlp.down_proj.bias and 13 more"),
+    "a norm in a layer": (with_one("model.layers.1.self_attn.q_norm.weight", 8), "q_norm.weight"),
+    "a bias of the last norm": (with_one("model.norm.bias", 32), "model.norm.bias"),
+    "a bias of the head": (with_one("lm_head.bias", 300), "lm_head.bias"),
+    "sinks": (with_one("model.layers.0.self_attn.sinks", 4), "self_attn.sinks"),
+    "a scale": (with_one("model.layers.0.mlp.up_proj.weight_scale", 1), "up_proj.weight_scale"),
+    "a zero point": (with_one("model.layers.0.mlp.up_proj.zeros", 4), "up_proj.zeros"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PLACE)
+def test_weights_without_which_the_text_is_another_are_refused(
+    case: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    change, named = NO_PLACE[case]
+    copy = copied(model_folder, tmp_path / "copy", change)
+    told = lade("generate", copy, "-p", "a").refused(1)
+    assert copy in told
+    assert named in told
+    assert "download" not in told
+
+
+def test_biases_of_which_the_configuration_says_nothing_count(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    biases = stating("config.json", attention_bias=True, mlp_bias=True)
+    whole = copied(model_folder, tmp_path / "whole", biased(0.5), biases)
+
+    def forget(folder: Path) -> None:
+        stated = json.loads((folder / "config.json").read_text())
+        del stated["attention_bias"], stated["mlp_bias"]
+        (folder / "config.json").write_text(json.dumps(stated))
+
+    ids, told = answer(lade, copied(whole, tmp_path / "silent", forget))
+    assert ids == expected(whole) != expected(model_folder)
+    assert not told
+
+
+HARMLESS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "biases of zeros": (biased(0.0), ""),
+    "a table of frequencies": (with_one("model.layers.0.self_attn.rotary_emb.inv_freq", 4), ""),
+    "a mask": (with_one("model.layers.0.self_attn.bias", 1, 1, 9, 9), ""),
+    "a value head": (with_one("v_head.summary.weight", 1, 32), "v_head.summary.weight"),
+    "more layers": (with_one("model.layers.2.mlp.up_proj.weight", 48, 32), "num_hidden_layers"),
+}
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_weights_that_no_text_needs(
+    case: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    change, named = HARMLESS[case]
+    ids, told = answer(lade, copied(model_folder, tmp_path / "copy", change))
+    assert ids == expected(model_folder)
+    assert named in told
+    assert bool(named) == bool(told)
+
+
+# Quantised weights.
+
+
+def in_fp8(
+    scale_of: Callable[[Tensor], Tensor], ending: str = "_scale_inv", **others: Tensor
+) -> Callable[[str, Tensor], dict[str, Tensor]]:
+    """What makes FP8 of a matrix, with the scales that a function finds in its absolute values."""
+
+    def make(name: str, weight: Tensor) -> dict[str, Tensor]:
+        scale = scale_of(weight.abs())
+        packed = (weight / spread(scale, weight)).to(torch.float8_e4m3fn)
+        more = {name.replace("weight", end): tensor.clone() for end, tensor in others.items()}
+        return {name: packed, name + ending: scale, **more}
+
+    return make
+
+
+def spread(scale: Tensor, weight: Tensor) -> Tensor:
+    """A scale for each number of a matrix."""
+    if scale.numel() == 1:
+        return scale.reshape(1, 1)
+    grid = scale if scale.ndim == 2 else scale.reshape(len(scale), -1)
+    rows, columns = weight.shape
+    if grid.shape == tuple(math.ceil(n / b) for n, b in zip(weight.shape, BLOCK, strict=True)):
+        wide = grid.repeat_interleave(BLOCK[0], 0).repeat_interleave(BLOCK[1], 1)
+        return wide[:rows, :columns]
+    return grid.repeat_interleave(rows // len(grid), 0)
+
+
+def by_block(weight: Tensor) -> Tensor:
+    return torch.stack(
+        [
+            torch.stack([part.max() / 448 for part in row.split(BLOCK[1], 1)])
+            for row in weight.split(BLOCK[0], 0)
+        ]
+    )
+
+
+def by_head(weight: Tensor) -> Tensor:
+    return torch.stack([part.max() / 448 for part in weight.chunk(4)])[:, None]
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+SCALES: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any] | None]] = {
+    "blocks": (by_block, "_scale_inv", FP8 | {"weight_block_size": BLOCK}),
+    "a tensor": (lambda w: w.max() / 448, "_scale_inv", FP8),
+    "a tensor with a shape": (lambda w: (w.max() / 448).reshape(1, 1), "_scale", FP8),
+    "heads": (by_head, "_scale_inv", FP8),
+    "rows": (lambda w: w.amax(1, keepdim=True) / 448, "_scale", {"quant_method": "fbgemm_fp8"}),
+    "rows in a line": (lambda w: w.amax(1) / 448, "_scale_inv", FP8),
+    "ModelOpt": (
+        lambda w: w.max() / 448,
+        "_scale",
+        {"quant_method": "modelopt"} | {"quant_algo": "FP8"},
+    ),
+    "no word of it": (lambda w: w.amax(1) / 448, "_scale", None),
+}
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_fp8_has_the_values_that_its_scales_give(
+    case: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    scale_of, ending, config = SCALES[case]
+    make = in_fp8(scale_of, ending, input_scale=torch.tensor(0.01))
+    copy = copied(model_folder, tmp_path / "copy", adding(make))
+    if config is not None:
+        stating("config.json", quantization_config=config)(Path(copy))
+    plain = {}
+    for name, tensor in load_file(Path(copy) / WEIGHTS).items():
+        if tensor.dtype == torch.float8_e4m3fn:
+            scale = load_file(Path(copy) / WEIGHTS)[name + ending]
+            plain[name] = tensor.float() * spread(scale, tensor)
+    with pytest.warns(UserWarning, match="FP8"):
+        model = ladecli.load(copy, dtype="bfloat16").session.stock_model
+    for name, values in plain.items():
+        assert torch.equal(model.get_parameter(name), values.bfloat16()), name
+    if case == "blocks":
+        assert answer(lade, copy)[0] == expected(model_folder, plain) != expected(model_folder)
+
+
+def test_fp8_of_which_modelopts_own_file_tells(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    make = in_fp8(lambda w: w.max() / 448, "_scale")
+    copy = copied(model_folder, tmp_path / "copy", adding(make))
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    (tmp_path / "copy" / "hf_quant_config.json").write_text(str(told).replace("'", '"'))
+    assert "NVFP4" in lade("generate", copy, "-p", "a").refused(1)
+    stating("hf_quant_config.json", quantization={"quant_algo": "FP8"})(tmp_path / "copy")
+    assert "FP8" in answer(lade, copy)[1]
+
+
+def test_a_scale_that_does_not_fit_is_refused(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    def make(name: str, weight: Tensor) -> dict[str, Tensor]:
+        return {name: weight.to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(7, 1)}
+
+    copy = copied(model_folder, tmp_path / "copy", adding(make))
+    assert "the scale of model.layers.0" in lade("generate", copy, "-p", "a").refused(1)
+
+
+def packed(*endings: str) -> Callable[[Path], None]:
+    """What has matrices in integers under other names."""
+
+    def make(name: str, weight: Tensor) -> dict[str, Tensor]:
+        stem, rows = name.removesuffix("weight"), len(weight)
+        return {stem + ending: torch.ones(rows, 4, dtype=torch.int32) for ending in endings}
+
+    return adding(make)
+
+
+PACKED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "MLX": ({"quantization": {"group_size": 64, "bits": 4}}, ("weight", "scales", "biases"), "MLX"),
+    "MLX, copied": (
+        {"quantization_config": {"group_size": 64, "bits": 4}},
+        ("weight", "scales", "biases"),
+        "MLX",
+    ),
+    "MLX in mxfp4": ({}, ("weight", "scales"), "MLX"),
+    "EXL2": (
+        {"quantization_config": {"quant_method": "exl2", "bits": 4.0}},
+        ("q_weight", "q_scale"),
+        "exl2",
+    ),
+    "EXL2 without a word": ({}, ("q_weight", "q_invperm", "q_scale"), "EXL2"),
+    "EXL3": ({}, ("trellis", "suh", "svh"), "EXL3"),
+    "GPTQ without a word": ({}, ("qweight", "qzeros", "scales", "g_idx"), "GPTQ"),
+    "HQQ without a word": ({}, ("W_q", "scale", "zero"), "HQQ"),
+    "AQLM without a word": ({}, ("codes", "codebooks", "scales"), "AQLM"),
+    "bitsandbytes without a word": ({}, ("weight", "weight.absmax"), "config.json does not say"),
+    "NVFP4": (
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+        ("weight", "weight_scale", "weight_scale_2"),
+        "NVFP4",
+    ),
+    "anything": ({"quantization_config": {"quant_method": "new"}}, ("weight",), "new"),
+    "nameless": ({"quantization_config": {"bits": 3}}, ("weight",), "does not name"),
+    "a text": ({"quantization_config": "int4"}, ("weight",), "quantization_config is 'int4'"),
+    "a list": (
+        {"quantization_config": {"quant_method": ["a"]}},
+        ("weight",),
+        "quantization_config",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_the_line_says_what_weights_are_packed_for(
+    case: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    stated, endings, named = PACKED[case]
+    changes = packed(*endings), stating("config.json", **stated)
+    copy = copied(model_folder, tmp_path / "copy", *changes)
+    told = lade("generate", copy, "-p", "a").refused(1)
+    assert named in told
+    assert lade("doctor", copy).code == 1
+    assert lade("models").code == 0
+
+
+# Configurations.
+
+
+def without_metadata(folder: Path, **more: Any) -> None:
+    (folder / WEIGHTS).rename(folder / "x.safetensors")
+    index = {"weight_map": {"a": "x.safetensors"}, **more}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+def test_what_a_folder_says_that_no_library_reads(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    for number, (change, named) in enumerate(
+        (
+            (without_metadata, 'add "metadata"'),
+            (partial(without_metadata, metadata=None), 'add "metadata"'),
+            (stating("config.json", num_labels=10**10), "num_labels is 10000000000"),
+            (stating("config.json", text_config={"num_labels": "x"}), "num_labels is 'x'"),
+        )
+    ):
+        copy = copied(model_folder, tmp_path / str(number), change)
+        assert named in lade("generate", copy, "-p", "a").refused(1)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "eager"])
+def test_a_config_that_names_attention(
+    attention: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    change = stating("config.json", _attn_implementation=attention)
+    copy = copied(model_folder, tmp_path / "copy", change)
+    assert answer(lade, copy, "--attention", "sdpa") == (expected(model_folder), "")
+    assert answer(lade, copy)[0] == expected(model_folder)
+
+
+def test_a_model_that_sees_pictures_continues_a_text(lade: Any, tmp_path: Path) -> None:
+    text = new_model("mistral", vocab_size=300).config
+    sight = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
+    sight |= {"num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 8, "patch_size": 4}
+    config = transformers.Mistral3Config(text_config=text, vision_config=sight)
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    folder = saved(tmp_path, "llama")  # its tokenizer
+    (tmp_path / WEIGHTS).unlink()
+    model.save_pretrained(tmp_path)
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(PROMPT)["input_ids"]
+    assert answer(lade, folder)[0] == transformers_ids(model, ids, 16)
+
+
+def test_a_model_that_continues_no_text(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    copy = copied(model_folder, tmp_path / "copy")
+    stating("config.json", model_type="clip", architectures=None)(tmp_path / "copy")
+    assert "family 'clip' are not supported" in lade("generate", copy, "-p", "a").refused(1)
+
+
+# Where a model is.
+
+
+def in_a_cache(folder: str, cache: Path, *commits: str) -> Path:
+    """A model's folder in a Hugging Face cache, without refs, the last commit the newest."""
+    root = cache / "models--acme--bear"
+    for number, commit in enumerate(commits):
+        copied(folder, root / "snapshots" / commit)
+        os.utime(root / "snapshots" / commit, (number, number))
+    return root
+
+
+def test_a_cache_without_refs_names_the_revision(
+    lade: Any, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_cache(model_folder, tmp_path, "a" * 40)
+    use_cache(monkeypatch, tmp_path)
+    told = lade("generate", "acme/bear", "-p", "a").refused(1)
+    assert "did you mean" not in told
+    assert f"--revision {'a' * 40}" in told
+    assert answer(lade, "acme/bear", "--revision", "a" * 40)[0] == expected(model_folder)
+
+
+@pytest.mark.parametrize("main", ["", "b" * 40, "a" * 40 + "\n"])
+def test_a_cache_whose_main_is_nothing(
+    main: str, lade: Any, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = in_a_cache(model_folder, tmp_path, "a" * 40)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(main)
+    use_cache(monkeypatch, tmp_path)
+    assert f"--revision {'a' * 40}" in lade("generate", "acme/bear", "-p", "a").refused(1)
+
+
+@pytest.mark.parametrize("part", ["", "snapshots"])
+def test_a_folder_of_the_cache_given_as_a_path(
+    part: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    root = in_a_cache(model_folder, tmp_path, "b" * 40, "a" * 40)
+    stating("config.json", num_hidden_layers=0)(root / "snapshots" / ("b" * 40))
+    assert answer(lade, str(root / part))[0] == expected(model_folder)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("b" * 40)
+    assert "num_hidden_layers" in lade("generate", str(root / part), "-p", "a").refused(1)
+
+
+# Modules of libraries.
+
+
+class Unpacking(nn.Linear):
+    """Keeps what it makes in its first forward, and changes it in place in each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "calls"):
+            self.calls = x.new_zeros(())
+        self.calls.add_(1)
+        return super().forward(x)
+
+
+def test_a_module_may_change_what_it_made(model_folder: str) -> None:
+    """As compressed-tensors does, which torch does not allow for tensors of inference mode."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
+    for layer in model.model.layers:
+        layer.mlp.up_proj.__class__ = Unpacking
+    ids, settings = torch.tensor([prompt_for("llama")]), {"do_sample": False, "max_new_tokens": 9}
+    texts = [
+        model.generate(ids, custom_generate=way, eos_token_id=None, pad_token_id=0, **settings)
+        for way in (ladecli.lookahead, None, ladecli.lookahead)
+    ]
+    assert torch.equal(texts[0], texts[1])
+    assert torch.equal(texts[1], texts[2])

@@ -1,0 +1,96 @@
+"""Each extra by itself brings all that it needs: nothing else is on the path of a new Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import ladecli
+from ladecli.files import toml
+
+ROOT = Path(ladecli.__file__).parents[1]
+
+
+def install(extra: str, folder: Path) -> None:
+    """Link into a folder what pip would install for an extra, by what the packages require."""
+    project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    own = [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]
+    left = [(Requirement(text), "") for text in own]
+    seen = set()
+    while left:
+        needed, of = left.pop()
+        if needed.marker is not None and not needed.marker.evaluate({"extra": of}):
+            continue
+        for chosen in {"", *needed.extras} - {each for name, each in seen if name == needed.name}:
+            seen.add((needed.name, chosen))
+            required = metadata.requires(needed.name) or ()
+            left += [(Requirement(text), chosen) for text in required]
+        for path in metadata.files(needed.name) or ():
+            link = folder / path.parts[0]
+            if path.parts[0] != ".." and not link.exists():
+                link.symlink_to(Path(str(path.locate())).parents[len(path.parts) - 1] / link.name)
+
+
+def gguf(folder: Path) -> list[str]:
+    from tests.support.gguf import write
+
+    return [str(write(folder / "small.gguf"))]
+
+
+def lora(folder: Path) -> list[str]:
+    from tests.support.adapters import make
+
+    return ["demo", "--adapter", str(make(str(ROOT / "ladecli" / "demo"), folder / "adapter"))]
+
+
+CODE = "import sys; from ladecli.commands.cli import entry; sys.exit(entry(sys.argv[1:]))"
+GENERATE: dict[str, Callable[[Path], list[str]]] = {
+    "gguf": gguf,
+    "lora": lora,
+    "quant": lambda _: ["demo", "--quantize", "4bit"],
+}
+
+
+def alone(extra: str, folder: Path, code: str, *arguments: str) -> str:
+    """What a program prints where only an extra is installed."""
+    install(extra, folder)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", GENERATE)
+def test_an_extra_needs_nothing_else(extra: str, tmp_path: Path) -> None:
+    asked = (*GENERATE[extra](tmp_path), "-p", "the", "--raw", "-n", "2", "--json")
+    assert '"token_ids"' in alone(extra, tmp_path, CODE, "generate", *asked)
+
+
+def test_the_server_needs_its_extra_alone(tmp_path: Path) -> None:
+    code = "import ladecli.serve.app, uvicorn, sys; print('peft' in sys.modules)"
+    assert alone("serve", tmp_path, code) == "False\n"
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(AssertionError, match=r"uvicorn|fastapi"):
+        alone("", other, code)
+
+
+def test_what_a_gguf_file_needs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(
+        AssertionError, match=r"needs accelerate and gguf: pip install 'ladecli\[gg"
+    ):
+        alone("", tmp_path, CODE, "generate", str(tmp_path / "m.gguf"), "-p", "the")

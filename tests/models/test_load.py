@@ -1,0 +1,187 @@
+"""Loading: the model's own code, where weights go, and the type that they have there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import ladecli
+from ladecli.decoder.config import SamplingConfig
+from ladecli.generation_config import AnswerDefaults
+from ladecli.models import memory
+from ladecli.models.device import Device, detect
+from ladecli.models.load import load
+from ladecli.options.model import ModelOptions, PlacementOptions
+from tests.support.hub import DEMO, copied, plan, stating, use_devices
+from tests.support.models import saved
+
+ON_CPU = PlacementOptions(device="cpu")
+GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)
+OWN_CODE = """
+from transformers import LlamaForCausalLM
+
+
+class Mine(LlamaForCausalLM):
+    pass
+"""
+
+
+def demo_with(folder: Path, **changes: Any) -> str:
+    """A copy of the bundled model with another configuration."""
+    return copied(DEMO, folder, stating("config.json", **changes))
+
+
+def test_code_of_the_model_runs_where_it_is_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
+    (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
+    trusted = load(plan(name, ModelOptions(trust_remote_code=True), ON_CPU))
+    assert type(trusted.model).__name__ == "Mine"
+    other = load(plan(name, place=ON_CPU))
+    assert type(other.model).__name__ == "LlamaForCausalLM"
+    assert other.spec == trusted.spec
+    assert capsys.readouterr().out == "", "nothing is asked"
+
+
+@pytest.mark.parametrize(
+    ("named", "held", "expected"),
+    [
+        ("float16", torch.bfloat16, torch.float16),
+        (None, torch.bfloat16, torch.bfloat16),
+        (None, torch.float32, torch.float32),
+        (None, None, torch.float32),
+    ],
+)
+def test_a_gpu_gets_the_type_that_the_weights_have(
+    named: str | None,
+    held: torch.dtype | None,
+    expected: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = demo_with(tmp_path / "m", dtype=named)
+    path = tmp_path / "m" / "model.safetensors"
+    if held is None:  # pickled weights do not say it
+        torch.save(load_file(path), path.with_name("pytorch_model.bin"))
+        path.unlink()
+    else:
+        save_file({key: x.to(held) for key, x in load_file(path).items()}, path)
+    use_devices(monkeypatch, GPU)
+    assert plan(name).dtype == expected
+
+
+@pytest.mark.parametrize("more", [-1e6, 1e6])
+def test_a_processor_computes_in_float32_where_that_fits(
+    more: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
+    least = memory.MemoryRequest(memory.LEAST_CONTEXT).need(full).total
+    use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
+    planned = plan("demo", place=ON_CPU)
+    if more > 0:
+        assert (planned.dtype, planned.notices) == (torch.float32, ())
+    else:
+        assert planned.dtype == torch.bfloat16
+        assert f"float32 needs {memory.format_bytes(least)}" in planned.notices[0]
+
+
+@pytest.fixture
+def fp8(tmp_path: Path) -> str:
+    """A checkpoint in FP8 with a scale for every block."""
+    name = demo_with(
+        tmp_path / "fp8", quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]}
+    )
+    tensors = {}
+    for key, weight in load_file(DEMO / "model.safetensors").items():
+        tensors[key] = weight
+        if "_proj" in key:
+            blocks = [-(-n // 64) for n in weight.shape]
+            tensors[key] = weight.to(torch.float8_e4m3fn)
+            tensors[key.replace("weight", "weight_scale_inv")] = torch.ones(blocks)
+    save_file(tensors, tmp_path / "fp8" / "model.safetensors")
+    return name
+
+
+def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
+    loaded = load(plan(fp8, place=ON_CPU))
+    assert loaded.spec.weights == "float32"
+    assert loaded.spec.weight_bytes == sum(p.nbytes for p in loaded.model.parameters())
+    (line,) = loaded.notices
+    assert "FP8" in line
+
+
+@pytest.mark.parametrize(("capability", "weights"), [((8, 0), "bfloat16"), ((8, 9), "fp8")])
+def test_fp8_stays_where_it_can(
+    capability: tuple[int, int], weights: str, fp8: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_devices(monkeypatch, GPU)
+    answers = {"cuda:1": capability}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)
+    assert plan(fp8).spec.weights == weights
+
+
+SAMPLES = {"do_sample": True}
+GREEDY = {"do_sample": False}
+UNSAID = SamplingConfig(temperature=0.7, top_p=0.9)
+"""Of chats, where a model does not say whether to sample."""
+TOP_50 = SamplingConfig(temperature=1.0, top_k=50)
+"""What transformers takes where nothing else is said, or nothing that makes sense."""
+GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
+    ({}, UNSAID, {2}, []),
+    ({"eos_token_id": 5, "temperature": "hot"}, UNSAID, {5}, ["temperature 'hot'"]),
+    ({"temperature": 0.5, "top_k": 9}, replace(UNSAID, temperature=0.5, top_k=9), {2}, []),
+    (GREEDY | {"temperature": 0.5}, SamplingConfig(), {2}, []),
+    (SAMPLES | {"eos_token_id": [100, 99], "top_k": -5}, TOP_50, {99}, ["top_k -5"]),
+    (
+        SAMPLES | {"top_k": math.inf, "temperature": math.nan, "top_p": 10**400},
+        TOP_50,
+        {2},
+        ["temperature nan", "top_k inf", f"top_p {10**400}"],
+    ),
+    (
+        SAMPLES | {"min_p": 0.1, "top_p": None, "num_beams": 4},
+        SamplingConfig(temperature=1.0, top_k=50, min_p=0.1),
+        {2},
+        ["num_beams"],
+    ),
+    (GREEDY | {"repetition_penalty": 2}, SamplingConfig(repetition_penalty=2.0), {2}, []),
+]
+
+
+@pytest.mark.parametrize(("given", "sampling", "ends", "ignored"), GENERATION)
+def test_a_generation_config_counts_as_far_as_it_makes_sense(
+    given: dict[str, Any], sampling: SamplingConfig, ends: set[int], ignored: list[str]
+) -> None:
+    config = transformers.GenerationConfig()
+    config.update(**given)
+    defaults = AnswerDefaults(config, SimpleNamespace(eos_token_id=2), 100)
+    assert defaults.sampling == sampling
+    assert defaults.without_samples.greedy
+    assert defaults.without_samples.repetition_penalty == sampling.repetition_penalty
+    assert defaults.stop_ids == ends
+    assert defaults.ignored == ignored
+
+
+def test_soft_caps_are_computed_by_every_version(tmp_path: Path) -> None:
+    """transformers before 5.21 took attention that leaves them out, so no trial step agreed."""
+    assert ladecli.load(saved(tmp_path, "gemma2", vocab_size=300)).notices == ()
+
+
+def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="check its num_hidden_layers"):
+        ladecli.load(demo_with(tmp_path / "m", num_hidden_layers=1))
+
+
+def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> None:
+    """HRM counts its six layers as often as they are run."""
+    stacks = saved(tmp_path, "hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
+    assert load(plan(stacks, place=ON_CPU)).facts.family == "hrm_text"

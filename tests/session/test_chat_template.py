@@ -1,0 +1,692 @@
+"""Chats through templates of the structure of published ones: the prompt is what they mean.
+
+The right prompt is always what `apply_chat_template` gives with the right arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+import ladecli
+from ladecli import suites
+from ladecli.options.answer import TemplateChoice
+from ladecli.trace.format import read_trace
+from tests.support.hub import stating
+from tests.support.scripts import CHATML, Scripted
+
+SYSTEM, FIRST, SECOND = "Be brief.", "Where is the Louvre?", "And the Prado?"
+
+LLAMA3 = """\
+{{ bos_token }}{% if messages[0].role == 'system' %}{% set told = messages[0].content %}\
+{% set rest = messages[1:] %}{% else %}{% set told = '' %}{% set rest = messages %}{% endif %}\
+<|head|>system<|tail|>
+
+Today is {{ date_string | default('some day') }}.
+
+{{ told | trim }}<|eot|>{% for m in rest %}<|head|>{{ m.role }}<|tail|>
+
+{{ m.content | trim }}<|eot|>{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|tail|>
+
+{% endif %}"""
+MISTRAL = """\
+{{ bos_token }}{% for m in messages %}\
+{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}\
+{% endif %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]\
+{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"""
+MISTRAL_V7 = """\
+{{ bos_token }}{% for m in messages %}\
+{% if m.role == 'system' %}[SYSTEM]{{ m.content }}[/SYSTEM]\
+{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]\
+{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"""
+GEMMA = """\
+{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}\
+{% endif %}{% for m in messages %}<turn>{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content | trim }}<end_of_turn>
+{% endfor %}{% if add_generation_prompt %}<turn>model
+{% endif %}"""
+PHI3 = """\
+{% for m in messages %}{% if m.role == 'user' %}<|user|>
+{{ m.content }}<|close|>
+{% elif m.role == 'assistant' %}<|assistant|>
+{{ m.content }}<|close|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% else %}{{ eos_token }}{% endif %}"""
+QWEN3 = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and loop.last and m.reasoning_content is defined %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+R1 = """\
+{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\
+{% elif m.role == 'user' %}<|User|>{{ m.content }}{% else %}<|Assistant|>\
+{{ m.content.split('</think>')[-1] }}<|stop|>{% endif %}{% endfor %}\
+{% if add_generation_prompt %}<|Assistant|><think>
+{% endif %}"""
+CHANNELS = """\
+<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>\
+{% for m in messages %}{% if m.role == 'system' %}<|start|>developer<|message|>\
+{{ m.content }}<|end|>\
+{% elif m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>\
+{% else %}{% if 'analysis' in m.content %}{{ raise_exception('channels in content') }}{% endif %}\
+{% if loop.last and m.thinking is defined %}\
+<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}\
+<|start|>assistant<|channel|>final<|message|>{{ m.content }}\
+{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}\
+{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+PARTS = """\
+{% for m in messages %}{{ m.role | capitalize }}:\
+{% for part in m.content %}{% if part.type == 'text' %} {{ part.text }}{% endif %}{% endfor %}<stop>
+{% endfor %}{% if add_generation_prompt %}Assistant:
+{% endif %}"""
+MAGISTRAL = """\
+{{ bos_token }}{% for m in messages %}\
+{{ '[SYSTEM]' if m.role == 'system' else '[INST]' if m.role == 'user' }}\
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}\
+{% if part.type == 'thinking' %}[THINK]{{ part.thinking }}[/THINK]{% else %}{{ part.text }}\
+{% endif %}{% endfor %}{% endif %}\
+{{ '[/SYSTEM]' if m.role == 'system' else '[/INST]' if m.role == 'user' else eos_token }}\
+{% endfor %}"""
+NO_PARTS = PARTS.replace("part.type == 'text'", "part.type == 'poem'")
+
+
+def plain(role: str, content: str, **more: str) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def parts(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": content}]}
+
+
+def thinking(role: str, content: str, thinking: str | None = None) -> dict[str, Any]:
+    """A message whose reasoning is a typed part."""
+    if thinking is None:
+        return plain(role, content)
+    said = parts(role, content)
+    return said | {"content": [{"type": "thinking", "thinking": thinking}, *said["content"]]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A template, what its model says, and what is right of both.
+
+    Attributes:
+        thinks: the reasoning of the answer.
+        system: how the system message is passed: "role", or "user" where it goes before the first
+            message.
+        options: of `lade`.
+        arguments: of `apply_chat_template` that are the same.
+        message: makes a message.
+        keeps: the name under which earlier reasoning is passed.
+    """
+
+    folder: Scripted
+    answer: str = "Paris."
+    thinks: str | None = None
+    system: str = "role"
+    options: Sequence[str] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+    message: Any = plain
+    keeps: str = ""
+
+    def messages(self, *said: str) -> list[dict[str, Any]]:
+        """The conversation as the template should be given it."""
+        first, *others = said
+        start = [self.message("system", SYSTEM), self.message("user", first)]
+        if self.system == "user":
+            start = [self.message("user", f"{SYSTEM}\n\n{first}")]
+        told = {self.keeps: self.thinks} if self.keeps else {}
+        for number, text in enumerate(others):
+            role, more = ("user", {}) if number % 2 else ("assistant", told)
+            start.append(self.message(role, text, **more))
+        return start
+
+
+IM = ("<|im_start|>", "<|im_end|>")
+THINK = ("<think>", "Hm", ", ", "</think>", "\n\n", "Paris", ".", "<|im_end|>", "lost")
+# A token of a script occurs once: what begins the answer is a single one here.
+LAST = "<|start|>assistant<|channel|>final<|message|>"
+MARKS = ("<|start|>", "<|message|>", "<|channel|>", "<|return|>", LAST)
+ANALYSED = ("<|channel|>", "analysis", "<|message|>", "Hm", ", ", "<|end|>", LAST, "Paris", ".")
+MUSING = CHATML.replace("{{ m.content }}", "{{ m.thinking }}{{ m.content }}")
+MUSES = ("<muse>", "Hm", ", ", "</muse>", "Paris", ".", "<|im_end|>", "lost")
+SCHEMA = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<muse>", "close": "</muse>"},
+        "content": {"close": "<|im_end|>"},
+    },
+}
+CASES = {
+    "chatml": Case(Scripted(CHATML, ("Paris", ".", "<|im_end|>", "x"), IM)),
+    "llama3": Case(
+        Scripted(
+            LLAMA3, ("Paris", ".", "<|eot|>", "x"), ("<|head|>", "<|tail|>", "<|eot|>"), "\n\n"
+        ),
+        options=("--template-arg", "date_string=26 Jul 2024"),
+        arguments={"date_string": "26 Jul 2024"},
+    ),
+    "mistral-v0.1": Case(
+        Scripted(MISTRAL, ("Paris", ".", "<|end|>"), ("[INST]", "[/INST]"), "[/INST]"),
+        system="user",
+    ),
+    "mistral-v7": Case(
+        Scripted(
+            MISTRAL_V7,
+            ("Paris", ".", "<|end|>"),
+            ("[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
+            "[/INST]",
+        )
+    ),
+    "gemma": Case(
+        Scripted(GEMMA, ("Paris", ".", "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
+        system="user",
+    ),
+    "phi-3": Case(
+        Scripted(
+            PHI3, ("Paris", ".", "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")
+        ),
+        system="user",
+    ),
+    "qwen3": Case(Scripted(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
+    "qwen3-without": Case(
+        Scripted(QWEN3, ("Paris", ".", "<|im_end|>", "x"), (*IM, "<think>", "</think>"), "\n\n"),
+        options=("--template-arg", "enable_thinking=false"),
+        arguments={"enable_thinking": False},
+    ),
+    "deepseek-r1": Case(
+        Scripted(
+            R1,
+            ("Hm", ", ", "</think>", "\n\n", "Paris", ".", "<|stop|>", "lost"),
+            ("<|User|>", "<|Assistant|>", "<|stop|>"),
+        ),
+        thinks="Hm,",
+    ),
+    "named": Case(
+        Scripted({"rag": MISTRAL, "talk": CHATML}, ("Paris", ".", "<|im_end|>", "x"), IM),
+        options=("--chat-template", "talk"),
+        arguments={"chat_template": CHATML},
+    ),
+    "smolvlm": Case(Scripted(PARTS, ("Paris", ".", "<stop>", "x"), ("<stop>",)), message=parts),
+    "gpt-oss": Case(
+        Scripted(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
+        thinks="Hm,",
+        keeps="thinking",
+        options=("--template-arg", "reasoning_effort=low"),
+        arguments={"reasoning_effort": "low"},
+    ),
+    "magistral": Case(
+        Scripted(
+            MAGISTRAL,
+            ("[THINK]", "Hm", ", ", "[/THINK]", "Paris", ".", "<|end|>"),
+            ("[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
+            "[/INST]",
+        ),
+        thinks="Hm,",
+        message=thinking,
+        keeps="thinking",
+    ),
+    "schema": Case(
+        Scripted(MUSING, MUSES, IM, tokenizer={"response_template": SCHEMA}),
+        thinks="Hm,",
+        keeps="thinking",
+    ),
+}
+
+
+def expected(case: Case, tokenizer: Any, *said: str) -> tuple[int, str]:
+    """The right prompt: how many tokens, and its text."""
+    given = tokenizer.apply_chat_template(
+        case.messages(*said), add_generation_prompt=True, return_dict=True, **case.arguments
+    )
+    return len(given["input_ids"]), tokenizer.decode(given["input_ids"])
+
+
+def prompt_of(trace: Path) -> tuple[int, str]:
+    header = read_trace(trace).header
+    return header.prompt_tokens, header.prompt
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_and_answers_of_two_turns(lade: Any, name: str, tmp_path: Path) -> None:
+    case, trace = CASES[name], tmp_path / "trace"
+    folder = case.folder.write(tmp_path / "model")
+    common = (folder, "-s", SYSTEM, "--trace", str(trace), "-n", "20", *case.options)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    done = lade("generate", *common, "-p", FIRST, "--json")
+    found = done.json()
+    assert (found["text"], found["reasoning"]) == (case.answer, case.thinks)
+    assert found["finish_reason"] == "eos"
+    assert prompt_of(trace) == expected(case, tokenizer, FIRST)
+    assert ("before your first message" in done.err) == (case.system == "user")
+
+    done = lade("chat", *common, typed=f"{FIRST}\n{SECOND}\n")
+    assert done.code == 0, done.err
+    assert done.out == f"{case.answer}\n" * 2
+    assert prompt_of(trace) == expected(case, tokenizer, FIRST, case.answer, SECOND)
+
+
+def say(lade: Any, folder: str, *options: str) -> Any:
+    return lade("generate", folder, "-p", FIRST, "-n", "20", *options)
+
+
+def written(name: str) -> Any:
+    """A fixture with the folder of a case."""
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+        return CASES[name].folder.write(tmp_path_factory.mktemp("model"))
+
+    return folder
+
+
+thinker, named, muser = written("qwen3"), written("named"), written("schema")
+
+
+def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path) -> None:
+    folder = Scripted(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
+    assert "drops what the user says" in say(lade, folder).refused()
+
+
+def test_a_template_in_another_encoding_is_named(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_bytes(b'{{ "\xe9" }}')
+    assert "chat_template.jinja is not UTF-8" in say(lade, str(folder)).refused()
+    found = lade("doctor", str(folder))
+    assert (found.code, "chat_template.jinja" in found.out) == (1, True)
+
+
+def test_named_templates(lade: Any, named: str, tmp_path: Path) -> None:
+    assert "rag, talk" in say(lade, named).refused()
+    assert "'rug'" in say(lade, named, "--chat-template", "rug").refused()
+    for name, text in (("a.jinja", CHATML), ("a.json", json.dumps({"chat_template": CHATML}))):
+        (tmp_path / name).write_text(text)
+        done = say(lade, named, "--chat-template", str(tmp_path / name))
+        assert (done.code, done.out) == (0, "Paris.\n")
+    with pytest.raises(ladecli.errors.UsageError, match="rag, talk"):
+        ladecli.load(named).generate([plain("user", FIRST)])
+    assert ladecli.load(named).generate([plain("user", FIRST)], chat_template="talk") == "Paris."
+
+
+def test_arguments_that_a_template_does_not_take(lade: Any, thinker: str) -> None:
+    assert "KEY=VALUE" in say(lade, thinker, "--template-arg", "thinking").refused()
+    refused = say(lade, thinker, "--template-arg", "add_generation_prompt=false").refused()
+    assert "add_generation_prompt" in refused
+    assert "raw" in say(lade, thinker, "--raw", "--template-arg", "a=1").refused()
+    done = say(lade, thinker, "--template-arg", "enable_thinkin=false")
+    assert done.code == 0
+    assert "no variable 'enable_thinkin'" in done.err
+
+
+def test_reasoning_on_stdout(lade: Any, thinker: str) -> None:
+    assert say(lade, thinker).out == "Paris.\n"
+    assert say(lade, thinker, "--reasoning").out == "Reasoning:\nHm,\n\nAnswer:\nParis.\n"
+    raw = lade("generate", thinker, "--raw", "-p", "assistant\n", "-n", "7")
+    assert raw.out == "<think>Hm, </think>\n\nParis.\n", "a raw text is continued as it is"
+    cut = say(lade, thinker, "-n", "2")
+    assert cut.out.strip() == ""
+    assert "inside its reasoning" in cut.err
+    found = say(lade, thinker, "-n", "2", "--json").json()
+    assert (found["text"], found["reasoning"], found["finish_reason"]) == ("", "Hm", "length")
+    assert found["usage"]["completion_tokens"] == 2
+
+
+def test_reasoning_in_python(thinker: str) -> None:
+    model = ladecli.load(thinker)
+    question = [plain("user", FIRST)]
+    assert model.generate(question) == "Paris."
+    steps = [event for event in model.stream(question) if isinstance(event, ladecli.TextStep)]
+    assert "".join(step.reasoning for step in steps) == "Hm,"
+    off = {"enable_thinking": False}
+    steps = [*model.stream(question, template_args=off)]
+    assert "".join(getattr(step, "reasoning", "") for step in steps) == ""
+    assert model.generate(question, template_args=off) == "Paris."
+
+
+def test_options_of_templates_in_a_chat(lade: Any, thinker: str, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    lines = [
+        *("/set reasoning off", "/set template-arg enable_thinking=true", FIRST),
+        *("/set template-arg more=1", "/show template-arg", f"/save {saved}"),
+    ]
+    done = lade("chat", thinker, "-n", "20", typed="\n".join(lines))
+    assert (done.code, done.out) == (0, "Paris.\n"), done.err
+    assert "enable_thinking=true,more=1" in done.err
+    assert "no variable 'more'" in done.err
+    (question, reply) = json.loads(saved.read_text())["messages"]
+    assert (question["reasoning"], reply["reasoning"], reply["content"]) == (None, "Hm,", "Paris.")
+
+
+def test_a_named_template_does_not_go_on_with_another_model(
+    lade: Any, named: str, thinker: str
+) -> None:
+    lines = [FIRST, f"/model {thinker}", SECOND, "/show chat-template"]
+    done = lade("chat", named, "--chat-template", "talk", "-n", "20", typed="\n".join(lines))
+    assert (done.code, done.out) == (0, "Paris.\n" * 2), done.err
+    assert re.search(r"chat-template +default +default", done.err)
+
+
+def test_answers_without_text_say_so(lade: Any, thinker: str, tmp_path: Path) -> None:
+    folder = CASES["gpt-oss"].folder.write(tmp_path)
+    assert "the answer is empty" in say(lade, folder, "-n", "3").err
+    done = lade("chat", thinker, "-n", "2", typed=f"{FIRST}\n/copy")
+    assert "has no answer to copy" in done.err
+
+
+def test_the_template_in_an_older_processors_file(lade: Any, tmp_path: Path) -> None:
+    folder = Path(CASES["smolvlm"].folder.write(tmp_path))
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
+    assert say(lade, str(folder)).out == "Paris.\n"
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, rows_file: Any) -> None:
+    """Later turns carry the reasoning, with every method, and notices are told."""
+    case, path = CASES["schema"], rows_file({"system": SYSTEM, "turns": [FIRST, SECOND]})
+    tokenizer, turns = AutoTokenizer.from_pretrained(muser), ([FIRST], [FIRST, case.answer, SECOND])
+    wanted = [expected(case, tokenizer, *said)[0] for said in turns]
+    asked = (muser, "--prompts", path, "--template-arg", "nothing=1", "-n", "20", "--json")
+    verified = lade("verify", *asked)
+    assert [each["prompt_tokens"] for each in verified.json()["answers"]] == wanted
+    measured = lade("bench", *asked, "--strategies", "lookahead,hf", "--repeat", "1")
+    runs = measured.json()["runs"]
+    for name in ("lookahead", "hf"):
+        assert [run["prompt_tokens"] for run in runs if run["contender"] == name] == wanted
+    for done in (verified, measured):
+        assert done.err.count("no variable 'nothing'") == 1
+
+
+def test_contents_in_the_other_form(tmp_path: Path) -> None:
+    """Servers are sent typed parts whatever the template takes, and messages without content."""
+    typed, call = parts("user", FIRST), {"role": "assistant", "tool_calls": []}
+    for name, template in (("text", GEMMA), ("parts", PARTS)):
+        case = Scripted(template, ("Paris", ".", "<stop>", "x"), ("<turn>", "<stop>"))
+        model = ladecli.load(case.write(tmp_path / name))
+        system = [parts("system", SYSTEM)]
+        told = model.session.encode_chat([*system, typed])
+        assert told == model.session.encode_chat([plain("system", SYSTEM), plain("user", FIRST)])
+        assert FIRST in model.session.loaded.tokenizer.decode(told)
+    template = CHATML.replace("m.content", "m.content | default('called')")
+    model = ladecli.load(Scripted(template, ("Paris", "<|im_end|>"), IM).write(tmp_path / "call"))
+    assert model.generate([plain("user", FIRST), call, plain("user", FIRST)]) == "Paris"
+
+
+def test_reasoning_under_another_name_reaches_the_template(muser: str, rows_file: Any) -> None:
+    session = ladecli.load(muser).session
+    said = [
+        plain("user", FIRST),
+        plain("assistant", "a", reasoning_content="Hm"),
+        plain("user", "b"),
+    ]
+    assert "Hma" in session.loaded.tokenizer.decode(session.encode_chat(said))
+    (row,) = suites.load(rows_file({"messages": said}))
+    assert row.start[1]["reasoning"] == "Hm"
+
+
+def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None:
+    found = lade("doctor", thinker, "--json", "--template-arg", "nothing=1")
+    (line,) = [c for c in found.json()["checks"] if c["name"] == "chat template"]
+    assert "no variable 'nothing'" in line["value"]
+
+
+# What reaches the prompt.
+
+
+CALLS = """\
+{% if tools %}<|im_start|>system
+Tools: {{ tools | tojson }}{{ documents | tojson if documents }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.tool_call_id }}
+{{ m.content }}{% for call in m.tool_calls or [] %}
+{{ call.function.name }}{% for key, value in call.function.arguments.items() %}
+{{ key }}={{ value }}
+{% endfor %}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+DEVELOPER = CHATML.replace("{{ m.role }}", "{{ 'DEV' if m.role == 'developer' else m.role }}")
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": WEATHER}]
+
+
+def called(arguments: Any, **more: Any) -> dict[str, Any]:
+    """A message that calls a tool."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call], **more}
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A session whose model has no template of its own that would matter."""
+    folder = Scripted(CHATML, ("Paris", "<|im_end|>"), IM).write(tmp_path_factory.mktemp("model"))
+    return ladecli.load(folder).session
+
+
+@pytest.fixture
+def prompt_by(talker: Any, tmp_path: Path) -> Any:
+    """The prompt that a template makes of messages, and the one that transformers makes."""
+
+    def call(template: str, said: Any, right: Any, **arguments: Any) -> tuple[str, str]:
+        path, tokenizer = tmp_path / f"{abs(hash(template))}.jinja", talker.loaded.tokenizer
+        path.write_text(template)
+        choice = TemplateChoice(str(path), arguments)
+        expected = tokenizer.apply_chat_template(
+            right, chat_template=template, add_generation_prompt=True, tokenize=False, **arguments
+        )
+        return tokenizer.decode(talker.encode_chat(said, choice)), expected
+
+    return call
+
+
+CONTENT = "{{ m.content }}"
+CHANGED = {
+    "its own text": "Call {'type': 'function'}. " + CHATML,
+    "upper case": CHATML.replace(CONTENT, "{{ m.content | upper }}"),
+    "trimmed": CHATML.replace(CONTENT, "{{ m.content | trim | title }}"),
+    "translated": CHATML.replace(CONTENT, "{{ m.content | replace('e', 'é') | replace('a', '') }}"),
+    "cut": CHATML.replace(CONTENT, "{{ m.content[:4] }}"),
+    "JSON": CHATML.replace(CONTENT, "{{ {'text': m.content} | tojson }}"),
+    "reversed": CHATML.replace(CONTENT, "{{ m.content | reverse }}"),
+    "the last first": CHATML.replace("in messages", "in messages | reverse"),
+    "the user's words last": "{% for m in messages %}{{ m.content | length }}{% endfor %}"
+    "{{ messages[-1].content | lower }}",
+    "parts": PARTS.replace("{{ part.text }}", "{{ part.text | upper }}") + "'type'",
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_template_may_change_the_message(name: str, prompt_by: Any) -> None:
+    said = [plain("system", SYSTEM), plain("user", FIRST)]
+    right = [parts(**each) for each in said] if name == "parts" else said
+    prompt, expected = prompt_by(CHANGED[name], said, right)
+    assert prompt == expected
+    if name != "parts":  # which the template would write as a list
+        assert prompt_by(CHANGED[name], [parts(**each) for each in said], said)[0] == expected
+
+
+def test_a_system_message_that_is_changed_is_taken(prompt_by: Any) -> None:
+    said = [plain("system", SYSTEM), plain("user", FIRST)]
+    for template in (GEMMA, PHI3, MISTRAL):
+        upper = template.replace("{{ m.content", "{{ m.content | upper")
+        prompt, expected = prompt_by(upper, said, [plain("user", f"{SYSTEM}\n\n{FIRST}")])
+        assert prompt == expected
+
+
+def test_developers_are_heard(prompt_by: Any) -> None:
+    said = [plain("developer", SYSTEM), plain("user", FIRST)]
+    first = [plain("user", f"{SYSTEM}\n\n{FIRST}")]
+    as_system = [plain("system", SYSTEM), said[1]]
+    cases = (
+        *((DEVELOPER, said), (CHANNELS.replace("== 'system'", "== 'developer'"), said)),
+        *((CHATML, as_system), (CHANNELS, as_system), (MISTRAL_V7, as_system)),
+        *((PHI3, first), (GEMMA, first)),
+    )
+    for template, right in cases:
+        prompt, expected = prompt_by(template, said, right)
+        assert prompt == expected
+        assert SYSTEM in prompt
+
+
+def test_calls_and_results_of_tools(prompt_by: Any, talker: Any) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    right = [plain("user", FIRST), called({"city": "Rome"}), result]
+    typed = result | {"content": [{"type": "text", "text": "sunny"}]}
+    for call in (called('{"city": "Rome"}', content=None), called({"city": "Rome"})):
+        prompt, expected = prompt_by(CALLS, [right[0], call, typed], right, tools=TOOLS)
+        assert prompt == expected
+        assert "city=Rome" in prompt
+    talker.new_notices()
+    prompt, expected = prompt_by(CHATML, right, right)
+    assert "sunny" in prompt
+    assert "calls of tools are left out" in " ".join(talker.new_notices())
+    with pytest.raises(ladecli.errors.UsageError, match="drops what tools say"):
+        prompt_by(PHI3, right, right)
+
+
+@pytest.mark.parametrize("place", ["files", "list", "dict"])
+def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_path: Path) -> None:
+    templates = {"default": CHATML, "tool_use": CALLS, "brief": "{{ messages[0].content }}\n"}
+    folder = Path(Scripted(templates, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path))
+    if place != "files":
+        shutil.rmtree(folder / "additional_chat_templates")
+        (folder / "chat_template.jinja").unlink()
+        stated: Any = templates
+        if place == "list":
+            stated = [{"name": key, "template": value} for key, value in templates.items()]
+        stating("tokenizer_config.json", chat_template=stated)(folder)
+    tokenizer, hi = AutoTokenizer.from_pretrained(folder), [plain("user", FIRST)]
+    arguments = ("--template-arg", f"tools={json.dumps(TOOLS)}")
+    for options, name, more in (
+        ((), "default", {}),
+        (arguments, "tool_use", {"tools": TOOLS}),
+        ((*arguments, "--chat-template", "brief"), "brief", {"tools": TOOLS}),
+    ):
+        right = tokenizer.apply_chat_template(
+            hi, chat_template=name, add_generation_prompt=True, return_dict=True, **more
+        )["input_ids"]
+        done = say(lade, str(folder), *options, "--json", "-n", "2")
+        assert done.json()["usage"]["prompt_tokens"] == len(right)
+        assert ("changes nothing" in done.err) == (name == "brief")
+
+
+def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
+    folder = Scripted(CALLS, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path / "model")
+    hi, result = plain("user", FIRST), {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    older = {"role": "assistant", "content": None, "function_call": WEATHER | {"arguments": "{}"}}
+    documents = [{"title": "a", "text": "b"}]
+    rows: list[tuple[dict[str, Any], list[Any], dict[str, Any]]] = [
+        ({"messages": [hi], "tools": TOOLS}, [hi], {"tools": TOOLS}),
+        ({"prompt": FIRST, "tools": TOOLS}, [hi], {"tools": TOOLS}),
+        ({"messages": [hi], "functions": [WEATHER]}, [hi], {"tools": TOOLS}),
+        ({"messages": [hi], "tools": TOOLS, "tool_choice": "none"}, [hi], {}),
+        (
+            {"messages": [hi], "tools": TOOLS, "documents": documents, "tool_choice": "auto"},
+            *([hi], {"tools": TOOLS, "documents": documents}),
+        ),
+        ({"messages": [hi], "chat_template_kwargs": {"tools": TOOLS}}, [hi], {"tools": TOOLS}),
+        (
+            {"messages": [hi, called('{"city": "Rome"}'), result], "tools": TOOLS},
+            *([hi, called({"city": "Rome"}), result], {"tools": TOOLS}),
+        ),
+        (
+            {"messages": [hi, older, {"role": "function", "name": "weather", "content": "sun"}]},
+            [hi, called({}), {"role": "tool", "name": "weather", "content": "sun"}],
+            {},
+        ),
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asked = ("generate", folder, "-n", "1", "-f", rows_file(*(row for row, _, _ in rows)))
+    for answer, (row, messages, more) in zip(lade(*asked, "--json").rows(), rows, strict=True):
+        right = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True, **more
+        )["input_ids"]
+        assert answer["usage"]["prompt_tokens"] == len(right), row
+    assert "tools need a chat template" in lade(*asked, "--raw").refused()
+    other = Scripted(CHATML, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path / "other")
+    assert "no variable 'tools'" in lade("generate", other, *asked[2:]).err
+
+
+# Where an answer ends.
+
+
+RUNAWAY = ("Paris", ".", "<|im_end|>", "system", "<|im_start|>", " user", "Q")
+
+
+@pytest.fixture(scope="module")
+def runaway(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A chat model whose configs name the base model's end token alone."""
+    return Scripted(CHATML, RUNAWAY, IM).write(tmp_path_factory.mktemp("model"))
+
+
+def answered(lade: Any, folder: str, *arguments: str) -> dict[str, Any]:
+    done = lade("generate", folder, "-p", "Where?", "-n", "7", "--json", *arguments)
+    found: dict[str, Any] = done.json()
+    return found
+
+
+def test_the_token_that_the_template_puts_after_an_answer_ends_it(lade: Any, runaway: str) -> None:
+    found = answered(lade, runaway)
+    assert (found["text"], found["finish_reason"]) == ("Paris.", "eos")
+    assert len(found["token_ids"]) == 3
+    for strategy in ("autoregressive", "jacobi"):
+        assert answered(lade, runaway, "--strategy", strategy)["token_ids"] == found["token_ids"]
+    done = lade("doctor", runaway, "--json")
+    (line,) = [c["value"] for c in done.json()["checks"] if c["name"] == "end tokens"]
+    assert line.index("<|end|>") < line.index("<|im_end|>")
+
+
+@pytest.mark.parametrize("option", ["--ignore-eos", "--raw"])
+def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> None:
+    """A raw text is no conversation; it has the cue of one here."""
+    prompt = "assistant\n" if option == "--raw" else "Where?"
+    done = lade("generate", runaway, "-p", prompt, "-n", "7", "--json", option)
+    assert done.json()["text"] == "Paris.system userQ"
+
+
+@pytest.mark.parametrize(
+    ("after", "ends"),
+    [
+        ("<|im_end|>\n", True),
+        (" <|im_end|>", True),
+        ("\n", False),
+        ("<|im_end|><|im_start|>", False),
+        (" and so on<|im_end|>", False),
+    ],
+)
+def test_one_added_token_right_after_the_words(
+    lade: Any, tmp_path: Path, after: str, ends: bool
+) -> None:
+    template = CHATML.replace("<|im_end|>\n", after)
+    folder = Scripted(template, RUNAWAY, IM).write(tmp_path)
+    assert (answered(lade, folder)["finish_reason"] == "eos") == ends
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "count"),
+    [(".<|im_end|>", "Paris", 3), ("end|>system<|im_st", "Paris.", 5), ("assistant\nPar", "", 1)],
+)
+def test_stop_strings_hold_the_text_of_tokens(
+    lade: Any, runaway: str, stop: str, text: str, count: int
+) -> None:
+    found = answered(lade, runaway, "--ignore-eos", "--stop", stop)
+    assert (found["text"], found["finish_reason"]) == (text, "stop")
+    assert len(found["token_ids"]) == count

@@ -1,0 +1,269 @@
+"""Ranks as processes: one text, one line when something is wrong, and nothing left running."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from ladecli.errors import UsageError
+from ladecli.events import TextStep
+from ladecli.models import device
+from ladecli.models.device import Device
+from ladecli.options.answer import GenerateRequest, RankedOptions
+from ladecli.session import opening
+from ladecli.session.place import Place, assign_device, find_place
+from ladecli.session.session import Session, Settings
+from ladecli.view.terminal import Terminal
+from tests.support import processes
+from tests.support.decoding import text_ids
+from tests.support.models import saved
+
+pytestmark = pytest.mark.slow
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ladecli")
+
+
+class Ranks:
+    """A program whose ranks are processes, in a process group as a terminal makes one.
+
+    Args:
+        arguments: of the command line.
+        launcher: what starts the ranks, if it is not rank 0.
+        forks: whether rank 1 is a fork of rank 0, and not a new Python.
+    """
+
+    def __init__(self, *arguments: str, launcher: Sequence[str] = (), forks: bool = False) -> None:
+        read, write = os.pipe()
+        self.out = open(read)  # noqa: SIM115  (`ended`)
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (`ended`)
+        self.program: processes.Forked | subprocess.Popen[bytes]
+        if launcher:
+            self.program = subprocess.Popen(
+                [sys.executable, *launcher, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=self.errors,
+                start_new_session=True,
+            )
+        else:
+            streams = (None, write, self.errors.fileno())
+            self.program = processes.Forked(arguments, streams, os.environ, ranks=forks)
+        os.close(write)
+        self.family: list[psutil.Process] = []
+
+    def line(self) -> str:
+        """What it writes first; its processes are known then."""
+        found = self.out.readline()
+        self.family = psutil.Process(self.program.pid).children(recursive=True)
+        return found
+
+    def kill_last_rank(self) -> None:
+        max(self.family, key=lambda each: each.pid).kill()
+
+    def ended(self) -> tuple[int, str, list[str]]:
+        """Its exit code, what else it wrote, and its own lines on stderr."""
+        with self.out, self.errors:
+            code, out = self.program.wait(processes.SECONDS), self.out.read()
+            self.errors.seek(0)
+            lines = [line for line in self.errors if line.startswith("lade: ")]
+        _, left = psutil.wait_procs(self.family, timeout=10)
+        assert not left
+        return code, out, lines
+
+
+@pytest.mark.parametrize(
+    ("options", "launcher", "line"),
+    [(["--parallel", "2"], (), "rank 1 was killed (SIGKILL"), ([], TORCHRUN, "rank 1 ended")],
+    ids=["ours", "torchrun"],
+)
+def test_ranks_yield_the_text_of_one_until_one_is_killed(
+    options: list[str],
+    launcher: tuple[str, ...],
+    line: str,
+    lade: Any,
+    rows_file: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
+    given = ["generate", "--prompt-file", prompts, "-n", "200", "--ignore-eos", "--json"]
+    given += ["--temperature", "0.7", "--seed", "3"]
+    expected = [row["token_ids"] for row in lade(*given).rows()]
+    if not launcher:  # torchrun has the current folder on Python's path
+        assert processes.lade("--version").returncode == 0  # tests start processes, too
+        monkeypatch.chdir(tmp_path)
+        for name in ("multiprocessing", "os", "random", "re", "signal", "ladecli", "torch"):
+            (tmp_path / f"{name}.py").write_text(f"open({name!r}, 'x')")
+    ranks = Ranks(*given, *options, launcher=launcher)
+    first = json.loads(ranks.line())
+    assert (first["decode"]["ranks"], first["token_ids"]) == (2, expected[0])
+    ranks.kill_last_rank()
+    code, rest, errors = ranks.ended()
+    second = json.loads(rest)
+    assert (code, second["finish_reason"]) == (1, "lost")
+    assert second["token_ids"] == expected[1][: len(second["token_ids"])]
+    assert errors[-1].startswith(f"lade: {line}")
+    assert not [path for path in tmp_path.iterdir() if not path.suffix], "code of a folder ran"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_the_leader_leaves_no_process(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    ranks = Ranks(*asked, forks=True)
+    assert ranks.line()
+    # As a terminal does with Ctrl-C, or when it is closed: to all of the group.
+    send = os.kill if number == signal.SIGKILL else os.killpg
+    send(ranks.program.pid, number)
+    assert ranks.ended()[0] == code
+    assert not [*tmp_path.iterdir()]  # nor a folder in which they met
+
+
+def break_off() -> None:
+    """Answers of two ranks that are interrupted at any moment of their last step, or left open."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def plain(session: Session) -> object:
+        return text_ids(session.stream(prompt, replace(shared, strategy="autoregressive")))
+
+    def text(session: Session) -> object:
+        return session.add_draft_text("class Zebra:\n    def stripes(self, many):\n" * 9)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    request = GenerateRequest(model="demo", parallel=2)
+    with opening.open_with_ranks(request, Terminal(quiet=True)) as session:
+        prompt = session.encode("def area(width, height):\n")
+        shared = Settings(max_new_tokens=20, ignore_eos=True)
+        expected = plain(session)
+        for number in range(60):
+            session.start_over()
+            events = session.stream(prompt, replace(shared, max_new_tokens=2))
+            while not isinstance(event := next(events), TextStep):
+                pass
+            if len(event.token_ids) < 2:
+                signal.setitimer(signal.ITIMER_REAL, 5e-4 + number * 5e-5)
+                with contextlib.suppress(KeyboardInterrupt):
+                    text_ids(events)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+        assert text_ids(session.stream(prompt, shared)) == expected
+        for meanwhile in (plain, text, Session.start_over):
+            left = session.stream(prompt, replace(shared, max_new_tokens=200))
+            assert [next(left), next(left)]
+            meanwhile(session)
+            assert text_ids(session.stream(prompt, shared)) == expected
+
+
+def test_an_answer_that_breaks_off_costs_no_later_one() -> None:
+    assert processes.with_ranks(break_off) == 0
+
+
+def launched(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """The environment of a process that torchrun started."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    values = map(str, (rank, size, local_rank, local_size))
+    return {"TORCHELASTIC_RUN_ID": "none", **dict(zip(names, values, strict=True))}
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Any]:
+    """Runs two ranks as torchrun does, with the arguments and variables that each is given."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    meeting["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+
+    def run(*ranks: tuple[Sequence[str], dict[str, str]]) -> list[Any]:
+        programs = [
+            processes.Program(
+                "generate", *arguments, **meeting, **launched(n, 2, n, 2), **variables
+            )
+            for n, (arguments, variables) in enumerate(ranks)
+        ]
+        return [program.ended() for program in programs]
+
+    yield run
+    del store  # where they met
+
+
+def test_ranks_of_torchrun_that_differ(two_ranks: Any) -> None:
+    asked = ("-p", "a", "--temperature", "1", "--seed")
+    first, second = two_ranks(((*asked, "0"), {}), ((*asked, "1"), {}))
+    assert (first.returncode, second.returncode, first.stdout) == (1, 1, "")
+    assert "rank 1 has seed 1 and rank 0 has 0" in first.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        (["--parallel", "9999"], {}, "--parallel 9999"),
+        (["--parallel", "2", "--device", "cuda:1"], {}, "--device cuda:1"),
+        (["--parallel", "2", "--device-map", "auto"], {}, "--device-map auto"),
+        (["--parallel", "2"], launched(0, 3, 0, 3), "--parallel 2"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(
+    arguments: list[str],
+    environment: dict[str, str],
+    named: str,
+    lade: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert named in lade("generate", "-p", "a", *arguments).refused()
+
+
+def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> None:
+    folder = saved(tmp_path, "lfm2", layer_types=["conv", "full_attention"], vocab_size=300)
+    asked = ("generate", folder, "-p", "the cat", "--raw", "-n", "4")
+    alone = lade(*asked)
+    assert alone.code == 0
+    assert "chains of drafts instead of trees: it keeps a recurrent" in alone.err
+    told = lade(*asked, "--parallel", "2").refused()
+    assert "recurrent state" in told
+    assert told.endswith("leave --parallel out\n")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environment", "place"),
+    [
+        (None, {"RANK": "1", "WORLD_SIZE": "2"}, Place()),  # another launcher's
+        (None, launched(5, 8, 1, 4), Place(5, 8, 1, 4, launched=True)),
+    ],
+)
+def test_the_place_of_a_process(
+    wanted: int | None,
+    environment: dict[str, str],
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert find_place(RankedOptions(parallel=wanted)) == place
+
+
+def test_ranks_that_share_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Device("cuda", f"cuda:{number}", "H100") for number in range(2)]
+    monkeypatch.setattr(device, "present", lambda: gpus)
+    monkeypatch.setattr(device, "detect", lambda _: gpus[0])
+    assert assign_device(RankedOptions(), Place(3, 4, 1, 2, launched=True)).device == "cuda:1"
+    with pytest.raises(UsageError, match=r"^4 ranks .* need a GPU each, and here are 2"):
+        assign_device(RankedOptions(), Place(0, 4, 0, 4))

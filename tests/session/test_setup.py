@@ -1,0 +1,166 @@
+"""How steps run: CUDA graphs where they can be, attention by its name, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ladecli import profiles
+from ladecli.decoder.errors import ConfigError
+from ladecli.errors import UsageError
+from ladecli.models import memory
+from ladecli.models.device import Device
+from ladecli.options.answer import RankedOptions
+from ladecli.options.drafting import DraftOptions
+from ladecli.options.model import ModelOptions, PlacementOptions, SessionOptions, StepOptions
+from ladecli.session import setup as decode_setup
+from tests.support.hub import plan, use_devices
+from tests.support.profiles import shape
+
+GPU = Device("cuda", "cuda:0", "NVIDIA H200", int(140e9))
+CPU = Device("cpu", "cpu", "AMD EPYC", int(32e9), 2)
+MPS = Device("mps", "mps", "Apple M4")
+NEEDS = "they need a CUDA GPU, and the model runs on"
+SPLIT = "the ranks of a model that is split wait for one another within every step"
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "why"),
+    [
+        (GPU, {}, None),
+        (GPU, {"cuda_graphs": False}, "switched off"),
+        (GPU, {"split": True}, SPLIT),
+        (MPS, {"cuda_graphs": True}, f"{NEEDS} Apple M4"),
+    ],
+)
+def test_where_steps_are_captured(device: Device, options: dict[str, Any], why: str | None) -> None:
+    split = options.pop("split", False)
+    assert decode_setup.why_no_graphs(StepOptions(**options), device, split) == why
+
+
+def test_what_cannot_be_on_a_device_is_refused() -> None:
+    asked = StepOptions(cuda_graphs=True)
+    decode_setup.check_device(asked, GPU, shape(), split=False)
+    with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave cuda-graphs"):
+        decode_setup.check_device(asked, CPU, shape(), split=False)
+    asked = StepOptions(batch_invariant=True)
+    decode_setup.check_device(asked, CPU, shape(), split=False)
+    with pytest.raises(ConfigError, match="a model on a CPU; add --device cpu, or leave"):
+        decode_setup.check_device(asked, GPU, shape(), split=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"device": "cpu"}, "cuda-graphs need a CUDA GPU, and device is cpu"),
+        ({"parallel_mode": "tensor"}, "cuda-graphs do not go together with parallel-mode tensor"),
+        ({"attention": "triton", "kernels": False}, "attention triton is a Triton kernel; leave"),
+        ({"attention": "sdpa", "batch_invariant": True}, "batch-invariant steps have an attention"),
+    ],
+)
+def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=f"^{line}"):
+        RankedOptions(**{"cuda_graphs": True, **options}).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "compute", "works", "name"),
+    [
+        ({}, GPU, "bfloat16", True, "triton"),
+        ({}, GPU, "float32", True, "sdpa"),
+        ({}, GPU, "bfloat16", False, "sdpa"),
+        ({"kernels": False}, GPU, "bfloat16", True, "sdpa"),
+        ({"batch_invariant": True}, CPU, "bfloat16", True, "invariant"),
+        ({}, MPS, "float16", True, "sdpa"),
+        ({"attention": "flash"}, GPU, "float32", True, "flash"),
+        ({"latent": 576}, GPU, "bfloat16", True, "sdpa"),
+    ],
+)
+def test_attention_comes_to_a_name(
+    options: dict[str, Any],
+    device: Device,
+    compute: str,
+    works: bool,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ladecli.decoder.backends.attention.triton_available", lambda _: works)
+    model = replace(shape(), compute=compute, latent=options.pop("latent", None))
+    found = decode_setup.choose_attention(StepOptions(**options), device, model)
+    assert found.name == name
+    assert found.why
+
+
+# What ranks decide together, and what memory has room for.
+
+PLENTY = 64e9
+
+
+class Others:
+    """Another rank, and what it has room for."""
+
+    def __init__(self, context: int = 2048, twice: bool = True) -> None:
+        self._found = context, twice
+
+    def gather(self, mine: tuple[int, bool]) -> list[tuple[int, bool]]:
+        return [mine, self._found]
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is decided for the demo model where so many bytes are free."""
+
+    def decided(
+        free: float, ranks: Any = None, sharing: int = 1, place: Any = None, **model: Any
+    ) -> decode_setup.Setup:
+        place = place or {"device": "cpu"}
+        devices = (CPU,) if place.get("device") == "cpu" else (GPU, CPU)
+        use_devices(monkeypatch, *devices, free=free)
+        planned = plan("demo", ModelOptions(**model), PlacementOptions(**place))
+        drafts = DraftOptions(profile=None if devices[0] is CPU else "h200")
+        return decode_setup.decide(
+            SessionOptions(**place, kernels=False), drafts, planned, ranks, sharing
+        )
+
+    return decided
+
+
+def test_weights_are_stored_twice_where_that_fits(decided: Any) -> None:
+    need = decided(PLENTY).need
+    edge = (2 * need.weights + need.cache + need.step) / (1 - memory.SPARE)
+    assert [decided(edge + more).store_twice for more in (-1e5, 1e5)] == [False, True]
+    # Those who share a machine share its memory; no GPU is shared.
+    assert [decided(2 * edge + more, Others(), 2).store_twice for more in (-4e5, 4e5)] == [
+        *(False, True)
+    ]
+
+
+def test_ranks_have_the_room_of_the_one_that_has_least(decided: Any) -> None:
+    alike = decided(PLENTY, Others())
+    assert (alike.context, alike.store_twice, alike.notices) == (2048, True, ())
+    less = decided(PLENTY, Others(1024, twice=False))
+    assert (less.context, less.store_twice) == (1024, False)
+    assert less.notices == ("texts end at 1,024 tokens: another rank has less room",)
+
+
+def test_eight_bits_of_our_own_are_computed_in_float32(decided: Any) -> None:
+    full = decided(PLENTY, dtype="float32").need
+    packed = decided(PLENTY, dtype="bfloat16", quantize="8bit").need
+    assert packed.weights < full.weights
+    assert (packed.cache, packed.step) == (full.cache, full.step)
+
+
+def test_steps_of_a_model_on_several_devices_are_not_captured(decided: Any) -> None:
+    one = decided(PLENTY, place={"device": "cuda"}).need
+    several = decided(PLENTY, place={"device": "cuda", "device_map": "auto"}).need
+    assert several.weights == one.weights
+    assert several.step < one.step  # captured ones keep their memory
+
+
+def test_a_gpu_that_no_profile_knows_has_a_cautious_budget() -> None:
+    device = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
+    choice = profiles.select(None, device, shape())
+    assert choice.profile == "gpu"
+    assert "no profile knows ACME" in choice.notices[0]

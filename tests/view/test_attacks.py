@@ -1,0 +1,164 @@
+"""Names, texts and files that want to drive the terminal: it shows them, and obeys none of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladecli.events import Ended, Piece, TextStep
+from ladecli.trace.format import Header, Trace
+from tests.support.scripts import Scripted
+from tests.support.terminal import Terminal
+from tests.support.traces import write
+
+pytestmark = pytest.mark.slow
+
+SEQUENCES = (
+    *("\x1b[2J", "\x1b[1;1H", "\x1b[8m", "\x1bc", "\x1b(0", "\x9b2J", "\x1b[6n"),
+    *("\x1b]52;c;aGk=\x07", "\x1b]8;;http://x\x1b\\", "\x1b]0;title\x07"),
+    *("\x1bP+q\x1b\\", "\x1b_x\x9c"),
+)
+CONTROLS = (
+    *(chr(code) for code in (*range(1, 9), *range(11, 32), *range(127, 160))),
+    *"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+)
+"""All but tab and newline, and NUL, which no argument holds."""
+ATTACK = "".join(f"<{each}>" for each in (*SEQUENCES, *CONTROLS))
+NAME = ATTACK.replace("/", "")
+SHORT = "".join(
+    f"<{each}>" for each in ("\x1b[2J", "\x1b]52;c;aGk=\x07", "\r", "\x08", "\u202e", "\u200f")
+)
+
+
+def obeyed(written: bytes) -> list[str]:
+    """The controls that reached the terminal as they are."""
+    return [each for each in (*SEQUENCES, *CONTROLS) if f"<{each}>".encode() in written]
+
+
+def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str) -> Terminal:
+    """Run a command in a terminal to its end; what it writes drives nothing."""
+    with Terminal(*arguments, lines=lines, env=env) as terminal:
+        terminal.wait(shows)
+        terminal.close()
+        terminal.raw += terminal.child.before or b""
+        assert obeyed(terminal.raw) == []
+        assert "Traceback" not in terminal.text()
+    return terminal
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that answers with an attack, in a folder with such a name."""
+    scripted = Scripted(
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}",
+        ["Begin", f"{ATTACK}\n\n", "End"],
+    )
+    plain = scripted.write(tmp_path_factory.mktemp("models") / "plain")
+    return str(shutil.copytree(plain, Path(plain).parent / SHORT.replace("/", "")))
+
+
+def test_a_chat(model: str, tmp_path: Path) -> None:
+    saved = {"format": "lade-chat", "version": 1, "messages": [{"role": "user", "content": ATTACK}]}
+    (tmp_path / "chat").write_text(json.dumps(saved))
+    with Terminal("chat", model, f"first {ATTACK}", "--temperature", "0", "-n", "9") as terminal:
+        terminal.wait("End")
+        terminal.wait("tokens in")
+        terminal.enter("/stats")
+        terminal.wait("tokens fed per step")
+        terminal.enter("/reset")
+        terminal.enter(f"/load {tmp_path / 'chat'}")
+        terminal.wait("going on after")
+        terminal.enter("/undo")
+        terminal.wait("taken back")
+        terminal.enter("/exit")
+        terminal.close()
+        assert obeyed(terminal.raw) == []
+        assert "Traceback" not in terminal.text()
+
+
+def test_an_answer(model: str) -> None:
+    asked = ("generate", model, "-p", "hi", "-n", "9")
+    for more in ((), ("--color", "never"), ("--trace", "/dev/null")):
+        harmless(*asked, *more, shows="End")
+    harmless(*asked, shows="End", TERM="dumb")
+
+
+@pytest.mark.parametrize("way", ["played", "step by step"])
+def test_a_trace(way: str, tmp_path: Path) -> None:
+    step = TextStep((Piece(f"{ATTACK} End", "context"),), (1,), 1, 0, 0.0)
+    header = Header(model=SHORT, prompt=ATTACK, prompt_tokens=1, settings={SHORT: SHORT})
+    path = write(tmp_path / "a", Trace(header, (step, Ended("length", ATTACK)), {1: ATTACK}))
+    if way == "played":
+        harmless("replay", str(path), shows="1 token in 1 step")
+        return
+    with Terminal("replay", "--step", str(path)) as terminal:
+        terminal.wait("step 1 of 1")
+        terminal.send("q")
+        terminal.close()
+        assert obeyed(terminal.raw) == []
+
+
+ERRORS: list[tuple[str, ...]] = [
+    ("generate", f"./{SHORT}", "-p", "a"),
+    ("generate", "-f", NAME),
+    ("generate", "-p", "a", "--strategy", NAME),
+    ("generate", "-p", "a", f"--{NAME}"),
+    ("generate", "-p", "a", "--trace", f"/nowhere/{SHORT}"),
+    ("generate", "-p", "a", "--seed", NAME),
+    ("generate", "-p", "a", "--chat-template", NAME),
+    ("generate", "-p", "a", "--template-arg", f"{NAME}=1"),
+    ("generate", "-p", "a", "--profile", NAME),
+    ("generate", "-p", "a", "--pool-file", f"/nowhere/{SHORT}"),
+    ("chat", NAME),
+    ("replay", NAME),
+    ("bench", "--prompts", NAME),
+    ("profiles", NAME),
+    (NAME,),
+]
+
+
+@pytest.mark.parametrize("arguments", ERRORS, ids=lambda each: " ".join(each).split("<")[0])
+def test_an_error(arguments: tuple[str, ...], lade: Any) -> None:
+    """Errors are written alike wherever stderr leads; the next test sees one in a terminal."""
+    told = lade(*arguments)
+    assert told.err.startswith("lade: ")
+    assert obeyed((told.out + told.err).encode()) == []
+
+
+def test_an_error_in_a_terminal() -> None:
+    harmless(*ERRORS[-1])
+
+
+def test_the_folder_of_the_config_file() -> None:
+    home = f"/nowhere/{SHORT.replace('/', '')}\nand"
+    harmless("config", shows="and", XDG_CONFIG_HOME=home)
+
+
+def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
+    profiles = tmp_path / "lade" / "profiles"
+    profiles.mkdir(parents=True)
+    text = (Path(__file__).parents[2] / "ladecli/profiles/cpu.toml").read_text()
+    described = f"description = {json.dumps(SHORT)}\n"
+    lines = [line for line in text.split("\n") if not line.startswith("description")]
+    (profiles / f"{SHORT}.toml").write_text(described + "\n".join(lines))
+    (profiles / "broken.toml").write_text(f'"{json.dumps(SHORT)[1:-1]}" = 1')
+    (tmp_path / "lade" / "config.toml").write_text(f"stop = [{json.dumps(SHORT)}]")
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    harmless("profiles", shows="Hardware", lines=60, **home)
+    harmless("profiles", SHORT, shows="window", **home)
+    harmless("config", shows="stop", lines=60, **home)
+    harmless("doctor", model, shows="machine", lines=60, **home)
+    harmless("profiles", shows="Hardware", **home, **{f"LADE_{SHORT.replace(chr(61), '')}": "1"})
+
+
+def test_a_megabyte_in_one_line(tmp_path: Path) -> None:
+    steps = [TextStep((Piece("word" * 5000),), (1,), 1, 0, 0.0)] * 50
+    header = Header(model="m", prompt="x", prompt_tokens=1)
+    path = write(tmp_path / "a", Trace(header, (*steps, Ended("length")), {1: "x"}))
+    with Terminal("replay", str(path)) as terminal:
+        terminal.child.expect("50 tokens in 50 steps")
+        assert terminal.child.before.count(b"word") > 100_000  # but for those that rows break
