@@ -89,7 +89,7 @@ class RepeatedSpan(NamedTuple):
     tokens: Sequence[int]
     """The corpus that the passage is in."""
     start: int
-    """The index in `tokens` of the token that comes next if the text repeats the passage further."""
+    """The index in `tokens` of the next token, if the text repeats the passage further."""
     end: int
     """The index after the last token that may be repeated."""
     probability: float

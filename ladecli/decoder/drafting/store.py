@@ -32,10 +32,10 @@ MAX_WINDOW_DEFICIT = 0.75
 class SpeculationBudget:
     """Keeps drafts from costing more than they bring.
 
-    A step that costs c plain steps and yields t tokens gains t - c.  If the cost curve is right, the
-    first text of a session takes at most this much longer than plain decoding: `LOSS_PER_TOKEN` for
-    each token, `INITIAL_BALANCE`, `MAX_DEFICIT` and one step.  A text after losses has no
-    `INITIAL_BALANCE`.
+    A step that costs c plain steps and yields t tokens gains t - c.  If the cost curve is right,
+    the first text of a session takes at most this much longer than plain decoding:
+    `LOSS_PER_TOKEN` for each token, `INITIAL_BALANCE`, `MAX_DEFICIT` and one step.  A text after
+    losses has no `INITIAL_BALANCE`.
 
     Attributes:
         balance: what drafts have gained and may still lose, in plain steps.

@@ -12,7 +12,7 @@ from ..drafting.ngram_model import MAX_CHILDREN, MAX_SUCCESSORS, SAMPLED_SUCCESS
 from ..drafting.sources import Observation
 from ..drafting.store import DraftStore
 from ..drafting.tree_search import EXPLORATION, TreeSearch
-from ..step_cost import GRAIN, CostCurve, fitting
+from ..step_cost import GRAIN, CostCurve
 from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..window import LookaheadWindow, WindowBlock
 
@@ -90,8 +90,7 @@ class Lookahead(Strategy):
             if self._plain_steps % PLAIN_STEPS_PER_LOOK:
                 successors = 0
         width = base + len(tree.tokens)
-        if config.widths:
-            width = fitting(width, config.widths)
+        width = next((wider for wider in config.widths if wider >= width), width)
         return Draft(tree, window, width, successors, limit, config.widths)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
