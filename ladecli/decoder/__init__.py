@@ -22,6 +22,8 @@ Glossary (letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057
   counts the pending tokens before the current one, unless they are among `Room.loads`.
 - *speculation budget*: how many plain steps drafts may lose in all before they pause.
 - *slot*: the place of one token in the cache.
+- *rotary boundary*: the length of a text beyond which the model's rotary frequencies change: once,
+  or with every further token (they *grow*).  Few models have one.
 - *rank*: one of several processes that decode a text together; *share*: the part of a draft that a
   rank computes.
 

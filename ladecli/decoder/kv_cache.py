@@ -115,7 +115,6 @@ class KVCache:
         """See `StepCache`."""
         return Target(*self._layers[index], self.length, self.length + count)
 
-    @torch.no_grad()
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in all and keep what is committed.
 
@@ -128,27 +127,26 @@ class KVCache:
         count = max(2 * self.slots, least, self._first_slots)
         # The last growth is a large one: see `NEARLY_ALL`.
         count = max(count if count <= NEARLY_ALL * limit else limit, least)
-        tensors = attempt(self._allocate, count) if count > least else None
-        if tensors is None:
-            count, tensors = least, self._allocate(least)
-        parts: dict[tuple[int, int], Tensor] = {}
-        for tensor, rows in zip(tensors, self._rows.values(), strict=True):
-            parts.update(zip(rows, tensor, strict=True))
-        layers = {layer: (parts[layer, 0], parts[layer, 1]) for layer, _ in parts}
-        self.allocation += 1
-        # In one line, since Ctrl-C may come between any two.
-        self.tensors, self.slots, self._layers = tensors, count, layers
+        if count == least or attempt(self._allocate, count) is None:
+            self._allocate(least)
 
-    def _allocate(self, slots: int) -> list[Tensor]:
-        """Return new tensors with the committed keys and values."""
+    @torch.no_grad()
+    def _allocate(self, slots: int) -> int:
+        """Replace the tensors by larger ones with the committed keys and values; return `slots`."""
         tensors: list[Tensor] = []
+        parts: dict[tuple[int, int], Tensor] = {}
         for index, ((heads, size, dtype, device), rows) in enumerate(self._rows.items()):
             # Zeros, because attention multiplies even what is masked, and 0 times NaN is NaN.
             tensor = _zeros((len(rows), heads, slots, size), dtype, device)
             if self.tensors:
                 tensor[..., : self.length, :] = self.tensors[index][..., : self.length, :]
             tensors.append(tensor)
-        return tensors
+            parts.update(zip(rows, tensor, strict=True))
+        layers = {layer: (parts[layer, 0], parts[layer, 1]) for layer, _ in parts}
+        self.allocation += 1
+        # In one line, since Ctrl-C may come between any two.
+        self.tensors, self.slots, self._layers = tensors, slots, layers
+        return slots
 
     def keep(self, kept: Sequence[int]) -> int:
         """Commit the tokens of the last step at some indices, ascending.
