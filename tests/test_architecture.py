@@ -1,4 +1,4 @@
-"""The house's rules, read from the code: who may import whom, and what happens only once."""
+"""The rules of the architecture, read from the code: imports, and what only one module does."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support import new_python
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
-UPSTAIRS = ("rich", "typer", "click", "prompt_toolkit", "platformdirs")
-MODEL_ROOM = (*("decoder", "models"), *("custom_generate.py", "generation_config.py"))
-"""Who may know torch; everything else deals in numbers and text."""
+INTERFACE = ("rich", "typer", "click", "prompt_toolkit", "platformdirs")
+MAY_USE_TORCH = (*("decoder", "models"), *("custom_generate.py", "generation_config.py"))
+"""The modules that may import torch; the others deal in numbers and text."""
 TRANSFORMERS_BASELINE = Path("bench/stock.py")
 LIGHT = (
     *("visualize", "events", "metrics", "options", "profiles", "chat", "files", "suites"),
@@ -63,7 +63,7 @@ def test_the_decoder_knows_only_itself_and_tensors(path: Path) -> None:
     for name in imports_of(path):
         if name.startswith("ladecli"):
             assert name.startswith("ladecli.decoder"), f"{path.name} imports {name}"
-        assert name.split(".")[0] not in UPSTAIRS
+        assert name.split(".")[0] not in INTERFACE
     called = {
         n.func.id
         for n in ast.walk(tree_of(path))
@@ -73,17 +73,17 @@ def test_the_decoder_knows_only_itself_and_tensors(path: Path) -> None:
 
 
 def test_the_core_of_the_decoder_knows_no_backend() -> None:
-    """What exists for speed, for other people's forwards, or for several processes stays beside."""
+    """The core needs nothing that is there for speed, other forwards or several processes."""
     beside = ("ladecli.decoder.backends", "ladecli.decoder.ranks")
     for path in decoder_files():
         if path.relative_to(ROOT).parts[1] not in ("backends", "ranks"):
             assert not [name for name in imports_of(path) if name.startswith(beside)], path
 
 
-def test_only_the_models_room_knows_torch() -> None:
+def test_only_the_decoder_and_models_import_torch() -> None:
     for path in FILES:
         own = path.relative_to(ROOT)
-        if own.parts[0] not in MODEL_ROOM and own != TRANSFORMERS_BASELINE:
+        if own.parts[0] not in MAY_USE_TORCH and own != TRANSFORMERS_BASELINE:
             assert not [m for m in imports_of(path) if m.split(".")[0] in HEAVY], path
 
 

@@ -92,8 +92,17 @@ def test_the_tables_of_models_name_tests_and_fields_that_exist() -> None:
     assert [name for name in re.findall(r"`(test_\w+)`", fields) if name not in source] == []
 
 
-def test_the_architecture_names_every_room() -> None:
+def test_the_architecture_names_every_module() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    rooms = {path for path in (ROOT / "ladecli").iterdir() if not path.name.startswith("__")}
-    missing = [p.name for p in rooms if not re.search(rf"`ladecli/{re.escape(p.name)}`", text)]
+    modules = {path for path in (ROOT / "ladecli").iterdir() if not path.name.startswith("__")}
+    missing = [p.name for p in modules if not re.search(rf"`ladecli/{re.escape(p.name)}`", text)]
     assert missing == []
+
+
+def test_the_architecture_says_how_long_the_reading_order_is() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    files = re.findall(r"^\| \[.*?\]\((.*?)\)", text, re.MULTILINE)
+    lines = sum((ROOT / "docs" / file).read_text(encoding="utf-8").count("\n") for file in files)
+    stated = re.search(r"They have ([\d,]+) lines", text)
+    assert stated
+    assert abs(int(stated[1].replace(",", "")) - lines) <= 100

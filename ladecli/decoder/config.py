@@ -17,27 +17,25 @@ STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
 SOURCES = tuple(sources.SOURCES)
 """The names of all sources of drafts."""
 WITHOUT_WINDOW = ("context", "recycled")
-"""The default of profiles: beside these, a window is worth less than the candidates in its place
-(benchmarks/README.md)."""
+"""The default of profiles: with these sources, candidates bring more than a window that takes their
+place (benchmarks/README.md)."""
 MAX_WIDTH = 4096
-"""No step has more tokens: a typing error must not plan one for minutes."""
+"""The most tokens of a step, so that a typing error does not start one that takes minutes."""
 PREFILL_CHUNK, CPU_CHUNK = 512, 128
-"""Tokens of a prompt in one forward; on a CPU more are no faster, and Ctrl-C waits for its end."""
+"""Prompt tokens in one forward.  On a CPU more are no faster, and Ctrl-C waits for the end."""
 GROWTH = 256
 """Slots of the cache are allocated in multiples of this."""
 NEARLY_ALL = 0.6
-"""Beyond this share of the slots for any text, all of them are allocated.
+"""If the cache needs more than this share of the slots for the longest text, it allocates all.
 
-While the cache grows, the old tensors and the new ones exist together: grown from nearly all of
-them to all, they would take twice the memory.
+While it grows, the old tensors and the new ones exist together, so growing from nearly all slots to
+all would take twice the memory.
 """
 EXTREME = 1e15
-"""Temperatures and repetition penalties up to this, and from its inverse on, leave logits within
-what float32 can hold, both together."""
+"""Temperatures and repetition penalties from the inverse of this up to this keep logits within the
+range of float32, even together."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Tokens that a captured step may have; wider ones have a multiple of the last."""
-
-
+"""The widths of captured steps; wider ones have a multiple of the last."""
 NO_TRITON = (
     "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0; use"
     " --attention auto"
@@ -45,12 +43,12 @@ NO_TRITON = (
 
 
 def chunk_on(device: str) -> int:
-    """Tokens of a prompt that a device reads in one forward."""
+    """Return how many prompt tokens a kind of device reads in one forward."""
     return CPU_CHUNK if device == "cpu" else PREFILL_CHUNK
 
 
 def check_attention(name: str, device: str) -> None:
-    """Refuse an attention backend that cannot be on a kind of device, without importing anything.
+    """Refuse an attention backend that cannot run on a kind of device; imports nothing.
 
     Raises:
         ConfigError: it needs a package, or another kind of device.
@@ -90,20 +88,20 @@ class LookaheadConfig:
     guesses: int = 7
     """G, n-grams kept per first token and verified in one step."""
     budget: int | None = None
-    """The most draft tokens and the current one that a step may hold; None stands for
-    (W + G)(N - 1), which the paper's algorithm cannot exceed."""
+    """The most tokens in a step, the current one included; None for (W + G)(N - 1), which the
+    paper's algorithm cannot exceed."""
     sources: tuple[str, ...] = SOURCES
     """Where candidates come from: `trajectory` is the paper's window, `context` the prompt and the
-    accepted text, `recycled` the successors that the model found probable for tokens that some step
-    held.  `trajectory` alone is the paper."""
+    accepted text, `recycled` the tokens that the model found probable after those of earlier steps.
+    `trajectory` alone is the paper's algorithm."""
     step_cost: StepCost = field(default_factory=StepCost)
-    """What a step costs by its width: the step is made as wide as promises the most tokens for its
-    cost, down to a plain step.  By default all widths cost the same, and the budget is filled.  The
-    paper's algorithm does not look at it."""
+    """What a step costs by its width.  The width of each step is chosen to expect the most tokens
+    for its cost.  By default all widths cost the same, so the budget is filled.  The paper's
+    algorithm does not use it."""
     widths: tuple[int, ...] = ()
     """The only widths that a step after the prompt may have, ascending, so that each can be
-    prepared once; narrower steps are padded.  () stands for any.  The budget is rounded down to one
-    of them."""
+    captured once; other steps are padded.  () for any width.  The budget is rounded down to one of
+    them."""
 
     def __post_init__(self) -> None:
         for name, minimum in (("window", 1), ("ngram", 2), ("guesses", 0), ("budget", 1)):
@@ -138,52 +136,52 @@ class LookaheadConfig:
 
     @property
     def window_cells(self) -> int:
-        """Cells of the window at its largest, the current token included.
+        """The most cells that the window has, the current token included.
 
-        A narrow window with many rows is largest while it fills: r rows then have W + N - 1 - r
-        columns.  Without the trajectory source no window runs, and 1 is left.
+        A narrow window with many rows is largest while it fills: r rows have W + N - 1 - r columns.
+        Without the source `trajectory` there is no window, and the current token is left.
         """
         if "trajectory" not in self.sources:
             return 1
-        together = self.window + self.ngram - 1
-        rows = min(together // 2, self.ngram - 1)
-        return rows * (together - rows)
+        total = self.window + self.ngram - 1  # rows and columns together
+        rows = min(total // 2, self.ngram - 1)
+        return rows * (total - rows)
 
     @property
     def step_limit(self) -> int:
-        """The most tokens that one step feeds, pending ones other than the current left out."""
+        """The most tokens in a step: the budget, rounded down to one of `widths`."""
         return self.limit_within(sys.maxsize)
 
     def limit_within(self, width: int) -> int:
-        """Return the same where memory suffices for `width` tokens."""
+        """Return the most tokens in a step if memory suffices for `width` tokens."""
         limit = self.budget
         if limit is None:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
         limit = min(limit, width)
-        return max((each for each in self.widths if each <= limit), default=limit)
+        return max((allowed for allowed in self.widths if allowed <= limit), default=limit)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
-    """How logits become a token.
+    """The settings by which a token is chosen from logits.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
     temperature: float = 0.0
-    """0 chooses the most probable token; otherwise logits are divided by it."""
+    """0 for the most probable token; otherwise logits are divided by this."""
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens with this much probability; in (0, 1]."""
+    """Keep the smallest set of tokens that together have this probability; in (0, 1]."""
     min_p: float = 0.0
-    """Keep tokens at least this probable in relation to the best; in [0, 1]."""
+    """Keep tokens with at least this share of the best one's probability; in [0, 1]."""
     repetition_penalty: float = 1.0
     """Divide positive and multiply negative logits of tokens that the text already has (Keskar et
     al., 2019); 1 leaves them alone."""
     seed: int = 0
-    """The noise of a position depends on this and on the position only."""
+    """The noise of a position depends only on this and the position."""
 
     def __post_init__(self) -> None:
         # Written as `not (in range)` so that NaN is refused too.
@@ -225,8 +223,8 @@ class Limits:
     stop_ids: frozenset[int] = frozenset()
     """Ids that end the text; the id itself is committed."""
     should_stop: Callable[[int], bool] | None = None
-    """Called with every token at commit, in order; true ends the text with that token, and tokens
-    after it are dropped."""
+    """Called with every committed token, in order.  If it returns True, the text ends with that
+    token, and the tokens after it are dropped."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 0:

@@ -1,4 +1,4 @@
-"""The decoder: a model and a cache, whose text belongs to one generation at a time."""
+"""The decoder: a model and a cache, which one generation at a time uses."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from .tree import common_prefix
 class Decoder:
     """Decodes token ids with any strategy.
 
-    The cache is kept from one generation to the next: a prompt that starts with tokens that are
-    still in it is prefilled from there on only.
+    The cache is kept from one generation to the next: of a prompt that starts as the last text did,
+    only the rest is read.
 
     Args:
         executor: runs steps in this process.
         batch_invariant: whether a token's logits are the same in every step; see
             `backends.invariant`.
-        keeps_weights: whether the model's own weights lie as transformers loaded them.
+        keeps_weights: whether the model's weights have the layout in which transformers loaded
+            them.
 
     Attributes:
         executor, batch_invariant, keeps_weights: as above.
-        facts, max_context: about the model; the most tokens of prompt and text together.
-        lock: held while a step runs; to be held where another thread changes what it reads.
+        facts: facts about the model.
+        max_context: the most tokens of prompt and answer together.
+        lock: held while a step runs; another thread that changes what a step reads must hold it.
         cache: keys and values of the committed text.
     """
 
@@ -40,21 +42,22 @@ class Decoder:
         self.executor, self.cache = executor, executor.cache
         self.facts, self.max_context = executor.facts, executor.max_context
         self.batch_invariant, self.keeps_weights = batch_invariant, keeps_weights
-        # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
-        # The thread that has it may free another one, which was left: that takes it again.
+        # Reentrant: while a thread holds it, Python may free a generator, whose end needs it.
         self.lock = threading.RLock()
-        self._owner = 0
+        # The number of the generation that owns the cache, and the text whose keys are in the cache
+        # between generations.
+        self._latest = 0
         self._text: list[int] = []
 
     def forget(self, *, keep_memory: bool = False) -> None:
         """Drop the cached text; a generation under way is over.
 
         Args:
-            keep_memory: whether the cache's memory is kept for the next text, and with it the
-                steps that were captured for its addresses.
+            keep_memory: whether the cache's memory stays allocated for the next text; if so, the
+                steps that were captured for its addresses stay, too.
         """
         with self.lock:
-            self._owner += 1
+            self._latest += 1
             self._text = []
             self.cache.truncate(0)
             if not keep_memory:
@@ -75,9 +78,9 @@ class Decoder:
     ) -> Generator[Event]:
         """Decode a continuation of `prompt`.
 
-        At every yield, and after the generator is closed, the cache holds the committed tokens but
-        the last one, or fewer if the executor computed some elsewhere.  If steps overlap, the next
-        one is under way when a step is yielded; closing the generator discards it.
+        At every yield, and after the generator is closed, the cache holds all committed tokens but
+        the last one, or fewer if other ranks computed some.  If steps overlap, the next step is
+        under way when a step is yielded; closing the generator discards it.
 
         Args:
             prompt: token ids, at least one.
@@ -86,20 +89,20 @@ class Decoder:
             limits: where to end.
             processors: transformers' logits processors, applied before `sampling`.
             detailed: whether steps say what they tried; see `events.Detail`.
-            executor: runs the steps; None for its own.
-            logprobs: how many of the most probable tokens are named beside each, with
+            executor: runs the steps; None for the decoder's own.
+            logprobs: how many of the most probable tokens are listed with each token, all with
                 log-probabilities; None for no log-probabilities at all.
 
         Yields:
             `Started`, `PromptRead` for all chunks of the prompt but the last, `Step`s,
-            `StepNarrowed` if one was too wide, `Finished`; that alone if no token is wanted.
+            `StepNarrowed` if one was too wide, `Finished`; only that if no token is asked for.
 
         Raises:
             PromptError: the prompt is empty, holds an unknown id, or fills the context.
             DeviceLostError: the device met a fault; nothing can be computed any more.
             NaNLogitsError: the model's weights are damaged, or too large for their type.
-            NoMemoryError, RankError: as `executor` has them.
-            DecoderError: another generation has started, to which the cache belongs now.
+            NoMemoryError, RankError: see `executor`.
+            DecoderError: another generation has started and owns the cache now.
         """
         self.check_prompt(prompt)
         limits, sampling = limits or Limits(), sampling or SamplingConfig()
@@ -108,8 +111,8 @@ class Decoder:
             end = min(end, len(prompt) + limits.max_new_tokens)
         state = State(list(prompt), len(prompt), sampling, end)
         sampler = Sampler(sampling, processors, logprobs, self.executor.ranking)
-        running = executor or self.executor
-        return self._run(Generation(state, strategy, sampler, limits, running, detailed))
+        executor = executor or self.executor
+        return self._run(Generation(state, strategy, sampler, limits, executor, detailed))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt that `generate` could not decode.
@@ -132,24 +135,22 @@ class Decoder:
             )
 
     def _run(self, generation: Generation) -> Generator[Event]:
-        """Let one thread at a time into the loop, as long as the cache is this generation's."""
-        tokens, mine = generation.state.tokens, 0
+        """Yield a generation's events, one thread at a time, while it owns the cache."""
+        tokens, number = generation.state.tokens, 0
         if len(tokens) >= generation.state.end:
             yield Finished("length")
             return
         events = generation.events()
         try:
             with self.lock:
-                # The cache is this generation's, as far as it is of its text; one token at least
-                # is fed.
-                self._owner += 1
+                # Take the cache over, as far as its text is this one's; at least one token is fed.
+                self._latest += 1
                 self.cache.truncate(common_prefix(tokens[:-1], self._text))
                 self._text = []
-                generation.begin()
-                mine = self._owner
+                number = self._latest  # last: until here the cache may hold another text
             while True:
                 with self.lock:
-                    if mine != self._owner:
+                    if number != self._latest:
                         raise DecoderError(
                             "another text was begun, or this one forgotten, which ends it: a model"
                             " makes one at a time; let each end before the next, in all threads"
@@ -161,13 +162,13 @@ class Decoder:
         except Stopped:
             pass
         except BaseException as error:
-            if mine in (0, self._owner):  # else it serves another text by now
+            if number in (0, self._latest):  # else it runs another text by now
                 generation.executor.leave(error)
             raise
         finally:
             # Ctrl-C can land between any two lines.  The last token has no keys yet.
             with self.lock:
                 events.close()
-                if mine == self._owner:
+                if number == self._latest:
                     self.cache.truncate(len(tokens) - 1)
                     self._text = tokens[: self.cache.length]

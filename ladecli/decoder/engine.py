@@ -15,7 +15,7 @@ from .strategy import State, Strategy
 
 @dataclass(slots=True)
 class Generation:
-    """One text on its way to its end."""
+    """One text, from its prompt to its end."""
 
     state: State
     strategy: Strategy
@@ -25,46 +25,49 @@ class Generation:
     detailed: bool
     reason: FinishReason | None = None  # why the text has ended; None while it has not
 
-    def begin(self) -> None:
-        """Tell executor, sampler and strategy of the prompt."""
-        tokens, limits = self.state.tokens, self.limits
-        settings = self.state.sampling, limits.max_new_tokens, *sorted(limits.stop_ids)
-        self.executor.begin(self.state, (*tokens, *settings))
-        self.sampler.commit(tokens)
-        self.strategy.begin(self.state)
-
     def events(self) -> Generator[Event]:
         """Decode to the end: each step is yielded before the next one begins."""
-        yield Started(self.executor.cache.length, len(self.state.tokens))
+        state, limits = self.state, self.limits
+        # Ranks check that all of them decode the same text with the same settings.
+        settings = state.sampling, limits.max_new_tokens, *sorted(limits.stop_ids)
+        self.executor.begin(state, (*state.tokens, *settings))
+        self.sampler.commit(state.tokens)
+        self.strategy.begin(state)
+        yield Started(self.executor.cache.length, len(state.tokens))
         if self.executor.overlaps:
-            yield from self._overlapped()  # leaves nothing for the loop below
+            yield from self._overlapped_events()  # to the end of the text
         while self.reason is None:
-            yield from self.executor.prefill(self.state)
+            yield from self.executor.prefill(state)
             yield from self._finish(*self._start())
-        self.executor.end()  # also where the text ended without a token
+        self.executor.end()  # the text may have ended without a token
         assert self.reason is not None
         yield Finished(self.reason)
 
-    def _overlapped(self) -> Iterator[Event]:
-        """The loop where steps run on by themselves: each is yielded while the next one runs."""
-        done: list[Event] = []
+    def _overlapped_events(self) -> Iterator[Event]:
+        """Decode to the end with an executor whose steps run on after `start`, as CUDA graphs do.
+
+        The events of a step are yielded while the next step runs, so that the reader of the text
+        does not hold the GPU up.
+        """
+        finished: list[Event] = []
         try:
             while self.reason is None:
-                # Chunks of the prompt; or, past a rotary boundary, of the whole text again: the
-                # last step is still to be yielded then.
+                # If there are chunks to read, the last step has to be yielded before them: they are
+                # the prompt, or all of the text past a rotary boundary.
                 for chunk in self.executor.prefill(self.state):
-                    yield from done
-                    done = []
+                    yield from finished
+                    finished = []
                     yield chunk
-                begun = self._start()
-                held, done = done, []
-                yield from held
-                done = self._finish(*begun)
+                started = self._start()
+                last, finished = finished, []
+                yield from last
+                finished = self._finish(*started)
         except Exception:
-            # Its tokens are committed, whatever went wrong since.  Ctrl-C ends at once.
-            yield from done
+            # The tokens of the last step are committed, whatever failed since.  Ctrl-C, which is no
+            # `Exception`, ends at once.
+            yield from finished
             raise
-        yield from done
+        yield from finished
 
     def _start(self) -> tuple[StartedStep, float, float]:
         """Start a step; return it with the times when it and its forward began."""
@@ -72,8 +75,8 @@ class Generation:
         # 1) Propose: what may follow the text, as deep and as wide as there is room for.
         draft = self.strategy.propose(self.state, self.executor.room(self.state))
         # 2) Lay out tokens, positions and mask, and 3) start the forward.
-        fed = self.executor.start(self.state, draft, self.sampler)
-        return fed, began, perf_counter()
+        step = self.executor.start(self.state, draft, self.sampler)
+        return step, began, perf_counter()
 
     def _finish(self, step: StartedStep, began: float, started: float) -> list[Event]:
         """Finish a step; return its events."""
@@ -82,17 +85,19 @@ class Generation:
         result = self.executor.verify()
         chosen = perf_counter()
         if isinstance(result, FailedStep):
-            # It is proposed again, if anything smaller is left to try.
-            left = self.executor.narrow(result)
-            self.reason = None if left else "memory"
-            told = result.memory and 0 < left < result.width
-            return [StepNarrowed(left, chosen - began)] if told else []
-        # 5) Commit: tokens join the text up to one that ends it, the cache keeps their keys.
-        # The last one is the next current token: its keys come then.
+            # The strategy proposes again, if anything smaller can be tried.
+            widest = self.executor.narrow(result)
+            self.reason = None if widest else "memory"
+            is_narrower = result.memory and 0 < widest < result.width
+            return [StepNarrowed(widest, chosen - began)] if is_narrower else []
+        # 5) Commit: tokens join the text up to one that ends it, the cache keeps their keys.  The
+        # last one becomes the current token, whose keys the next step computes; so there is one
+        # accepted node less than there are tokens.
         count, self.reason = _end_of_text(result.tokens, self.limits, state)
         del result.tokens[count:], result.nodes[count - 1 :]
         if self.reason is not None:
-            self.executor.end()  # what fails from here on concerns this process alone
+            # Before anything below can fail: other ranks end here, too, and expect no message.
+            self.executor.end()
         self.executor.commit(result.nodes)
         current, ids = state.tokens[-1], [token.id for token in result.tokens]
         state.tokens += ids
@@ -125,7 +130,7 @@ def _end_of_text(
     it does."""
     length = len(state.tokens)
     for count, token in enumerate(tokens, start=1):
-        # Asked of every token, the end token too: it reads the text.
+        # The caller follows the text by this, so it is called with the end token, too.
         stop = limits.should_stop is not None and limits.should_stop(token.id)
         if token.id in limits.stop_ids:
             return count, "eos"

@@ -1,4 +1,4 @@
-"""The errors of the decoder, each with one line for people."""
+"""The errors of the decoder, whose messages are one line for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class Error(Exception):
 
 
 class DecoderError(Error):
-    """Base of those that the decoder raises."""
+    """Base of all errors that the decoder raises."""
 
 
 class ConfigError(DecoderError, ValueError):
@@ -20,11 +20,11 @@ class PromptError(DecoderError, ValueError):
 
 
 class UnsupportedModelError(DecoderError):
-    """A model that cannot be decoded here, or not in the way that is being tried."""
+    """A model that cannot be decoded, at all or by the backend that is tried."""
 
 
 class NaNLogitsError(DecoderError):
-    """Logits that are NaN or infinite: no token can be chosen by them."""
+    """Logits that are NaN or infinite, so that no token can be chosen."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -42,11 +42,11 @@ class RankError(DecoderError):
 
 
 class DeviceLostError(DecoderError):
-    """A GPU that met a fault, and answers nothing but errors until the process ends."""
+    """A GPU that met a fault, after which every call fails until the process ends."""
 
 
 class NoMemoryError(DecoderError):
-    """No memory for a forward that cannot be tried again: other ranks are in the middle of it."""
+    """No memory for a forward that cannot be tried again, because other ranks are inside it."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""The events of `Decoder.generate`: frozen values of ids, origins and seconds, without torch."""
+"""The events of `Decoder.generate`: frozen values, without torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities at the place of a token, by the model's logits as they are: before
-    temperature, filters, penalties and logits processors."""
+    """Log-probabilities at the place of a token, from the model's own logits: before temperature,
+    filters, penalties and logits processors."""
 
-    own: float  # of the token
-    best: tuple[tuple[int, float], ...] = ()  # the most probable ids with theirs, best first
+    own: float  # that of the token
+    best: tuple[tuple[int, float], ...] = ()  # the most probable ids, best first, each with its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Token:
     source: str | None = None
     """The draft source whose guess was accepted ("trajectory", "context", …), or None for a token
     that the model chose at the end of a step."""
-    logprobs: Logprobs | None = None  # where the caller asked for them
+    logprobs: Logprobs | None = None  # None unless the caller asked for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Started:
 class PromptRead:
     """A chunk of the prompt went into the cache; `done` of `total` tokens are in it now.
 
-    The last chunk is part of the first step and has no event of its own.  A text that grows past
-    the boundary of its rotary frequencies is read again, by chunks of all of it.
+    The last chunk is part of the first step and has no event.  If a text that grows past its rotary
+    boundary is read again, there are events for the chunks of the whole text.
     """
 
     done: int
@@ -54,31 +54,30 @@ class Detail:
     """The candidates of a step, for display; made only if asked for."""
 
     current: int  # the token that the draft continued
-    tree: tuple[int, ...] = ()  # tokens of the candidate tree; parents stand before their children
-    parents: tuple[int, ...] = ()  # for each node its parent's index, or -1 for the current token
-    sources: tuple[str, ...] = ()  # for each node the draft source that proposed it
+    tree: tuple[int, ...] = ()  # the token of each node of the tree, parents before children
+    parents: tuple[int, ...] = ()  # the index of each node's parent, or -1 for the current token
+    sources: tuple[str, ...] = ()  # the draft source that proposed each node
     accepted: tuple[int, ...] = ()
     """Indices of the nodes that were committed, in the order of the text."""
     window: tuple[tuple[int, ...], ...] = ()
     """The rows of the lookahead window, the current token first; empty without one."""
     outputs: tuple[int, ...] = ()  # the model's token after each cell of the window's last row
-    closed: bool = False  # whether these outputs close n-grams: not yet while the window fills
+    closed: bool = False  # whether the outputs complete n-grams: not while the window fills
 
     @property
     def ngrams(self) -> tuple[tuple[int, ...], ...]:
-        """The n-grams that this step closed, one for each column of the window."""
+        """The n-grams that this step completed, one for each column of the window."""
         return tuple(zip(*self.window, self.outputs, strict=True)) if self.closed else ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of the parts of a step: drafting and layout; the forward, and the choice of tokens,
-    which waits for it; text and cache; what strategies learn from it."""
+    """How many seconds the parts of a step took."""
 
-    draft: float
-    forward: float
-    commit: float
-    learn: float
+    draft: float  # proposing a draft, and laying out the step
+    forward: float  # the forward, and choosing tokens
+    commit: float  # updating the text and the cache
+    learn: float  # what the strategy learns
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +86,17 @@ class Step:
 
     tokens: tuple[Token, ...]  # at least one; accepted draft tokens first
     width: int  # tokens fed to the model
-    proposed: int  # draft tokens among them that stood for verification
+    proposed: int  # the nodes of the tree among them
     seconds: float
-    """Wall time of the step, drafting and verification included.  The time that the reader of the
-    text takes counts only where it overlaps with a captured step."""
+    """Wall time of the step, drafting and verification included.  The time that the caller takes
+    between events counts only if it overlaps with a captured step."""
     times: StepTimes  # where the seconds went
-    detail: Detail | None = None  # what was tried, where the caller asked for it
+    detail: Detail | None = None  # what was tried; None unless the caller asked for it
 
 
 @dataclass(frozen=True, slots=True)
 class StepNarrowed:
-    """Memory ran out in a step, which is tried again with fewer drafts."""
+    """Memory ran out in a step, which is tried again with a smaller draft."""
 
     width: int  # the most tokens of steps after the prompt from now on
     seconds: float  # wall time of the failed try
@@ -105,9 +104,8 @@ class StepNarrowed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end: an end token, the caller's stop, the length asked for, a full context, or no
-    memory for a plain step.
-    """
+    """The end of the text: an end token, the caller's `should_stop`, the length asked for, a full
+    context, or no memory for a plain step."""
 
     reason: FinishReason
 

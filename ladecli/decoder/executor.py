@@ -1,8 +1,8 @@
-"""An executor runs the steps of a text: what the loop asks of it, and how one process answers.
+"""The executor runs the steps of a text; the loop does not know how.
 
-The loop does not know how steps are run.  `Executor` runs them in this process, one operation after
-the other; `backends.cuda_graphs` has one that captures them, and `Chained` has a cache that cannot
-hold rival continuations; those of `ranks` share each step with other processes.
+`Executor` runs them in this process, one operation after the other.  Other executors derive from
+it: `Chained` is for models that verify no trees, `backends.cuda_graphs` captures steps, and those
+of `ranks` share each step with other processes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from .strategy import Draft, Room, State, StepResult
 from .tree import TokenTree
 
 MOST_FED_AGAIN = 16
-"""Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
-drafts are not accepted whole."""
+"""See `Chained`: the most committed tokens that a step with a draft feeds again."""
 
 
 T = TypeVar("T")
 Read = Callable[[Tensor], Callable[[], T]]
-"""Launches what is to be found out of the logits of a step's outputs, [outputs, vocabulary], which
-may be on their way yet; what it returns waits for that."""
+"""Takes the logits of a step, [outputs, vocabulary], which a GPU may still be computing; launches
+what is computed from them, and returns a function that waits for the result."""
 
 
 def whole(logits: Tensor) -> Callable[[], Tensor]:
-    """Return the logits as they are; see `Read`."""
+    """A `Read` whose result is the logits themselves, for tests and trials."""
     return lambda: logits
 
 
@@ -54,44 +53,46 @@ class Stopped(Exception):
 class StartedStep(NamedTuple):
     """A step under way."""
 
-    draft: Draft  # as far as there was room for it
+    draft: Draft  # the part of the proposed draft that is tried
     width: int  # tokens that this process feeds
 
 
 class FailedStep(NamedTuple):
-    """A forward that came to nothing: memory ran out, or a draft brought NaNs."""
+    """A forward without a result: memory ran out, or logits were NaN because of a draft."""
 
     pending: int
-    """Its committed tokens, the current one included if it was a step."""
+    """The number of its committed tokens, the current one included."""
     width: int = 1
-    """Its other tokens and one more; 1 for a chunk of the prompt."""
+    """The number of its other tokens and the current one, as in `Room`; 1 for a prompt chunk."""
     memory: bool = True
-    """Whether it was for want of memory."""
+    """Whether memory ran out."""
 
 
 class Executor:
     """Runs the steps of one text at a time, in this process.
 
-    Of several processes that take part in a text, methods raise `Stopped` where it ends elsewhere,
-    and `RankError` where one is gone, has failed, or does something else.
+    The loop calls `begin`; then, for each step, `prefill`, `room`, `start`, `verify` and `commit`
+    (`narrow` if the step failed); and `end`.  The methods of executors in `ranks` also raise
+    `Stopped` if another rank has ended the text, and `RankError` if one is gone, has failed, or
+    decodes something else.
 
     Args:
-        model: whose forward runs.
-        cache: where its keys and values go.
-        facts: about the model.
-        max_context: the most tokens of prompt and text together, not more than the model was made
-            for; None for as many.
-        chunk: prompt tokens per forward, where memory suffices; None for what suits the device.
+        model: the forward.
+        cache: the cache for its keys and values.
+        facts: facts about the model.
+        max_context: the most tokens of prompt and answer together, at most as many as the model
+            allows; None for the model's default.
+        chunk: prompt tokens per forward, if memory suffices; None for the device's default.
 
     Attributes:
-        overlaps: whether a step runs on after `start`, so that the host may do something else:
-            whether steps are captured.
-        graphs_made: steps captured so far.
-        notices: lines for the user about what steps do without.
+        overlaps: whether a step runs on by itself after `start`, because it is captured.
+        graphs_made: the number of steps captured so far.
+        notices: lines for the user about features that were given up.
+        retries_steps: whether a step that memory does not suffice for is tried again, smaller.
+        retries_chunks: the same for a chunk of the prompt.
     """
 
     overlaps = False
-    # Whether a step, or a chunk of the prompt, that memory does not suffice for is tried smaller.
     retries_steps = retries_chunks = True
 
     def __init__(
@@ -108,57 +109,57 @@ class Executor:
         self.chunk = chunk or chunk_on(self.device.type)
         self.graphs_made = 0
         self.notices: list[str] = []
-        # What memory was found to suffice for in this text: pending tokens of a forward, and the
-        # other tokens of a step.
+        # What memory sufficed for so far in this text: the pending tokens of a forward, and the
+        # width of a step.
         self._most_pending, self._widest = self.chunk, sys.maxsize
-        self._has_read = True
-        # The step under way; no result where memory did not suffice to start it.
+        self._prefilled = True  # false if memory did not even suffice for a chunk of one token
+        # The step under way; no result if memory did not suffice to start it.
         self._layout = layout.NOTHING
         self._result: Callable[[], StepResult] | None = None
 
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
-        """Begin with a text, whose start may be in the cache.
+        """Begin a text, whose start may be in the cache.
 
         Args:
-            state: the prompt.
-            fingerprint: equal in all processes that decode the text.
+            state: the text, which is the prompt so far.
+            fingerprint: what ranks compare: it must be equal on all that decode the text.
         """
-        # Anew for every text: one bad moment would slow a whole session down.
+        # Limits of earlier texts do not count: another program may have held the memory.
         self._most_pending, self._widest = self.chunk, sys.maxsize
         self._invalidate_on_rope_change(len(state.tokens))
         if self.device.type == "cpu":
-            # Slots that nobody writes to take no memory there; those of a longer text still do.
+            # On a CPU, slots take memory once they are written to: give up those of a longer text.
             if not self.cache.length:
                 self.cache.release()
-            # Where it grows later, the old cache and the new one are there together.
+            # Reserve early: while a cache grows, the old tensors and the new ones exist together.
             attempt(self.cache.reserve, min(state.end, 2 * len(state.tokens)))
 
     def prefill(self, state: State) -> Generator[PromptRead]:
-        """Run the tokens that the cache lacks in chunks; the next step takes the last chunk along.
+        """Run the tokens that the cache lacks in chunks; the next step feeds the last chunk.
 
-        That is the prompt; and the whole text where it grows beyond the boundary at which rotary
-        frequencies change, if the model's class reads it anew then.  Then all ranks lack the same
-        tokens, and wait for one another before every chunk, so that any of them can end it; none of
-        them may try a smaller one.
+        These tokens are the prompt.  If the text grows beyond the boundary at which rotary
+        frequencies change, and the model's class reads it anew then, they are the whole text.
         """
-        self._has_read = True
+        self._prefilled = True
         total, cache = len(state.tokens), self.cache
         if total - cache.length == 1 and not self.facts.rereads:
             return  # all but the current token is there, as before most steps
         read_anew = self.facts.rereads and self._invalidate_on_rope_change(total)
-        alike = read_anew or total == state.prompt_length
+        # Otherwise each rank lacks other tokens, those that it did not compute in the last step.
+        all_ranks_lack_them = read_anew or total == state.prompt_length
         began = time.perf_counter()
         while (start := cache.length) + (most := self._together(start)) < total:
-            if alike:
+            if all_ranks_lack_them:
                 self._sync()
-            # A token that no other one sees has the model turn all keys by the same frequencies.
+            # All chunks must be turned by the frequencies of the whole text, which depend on the
+            # largest position in a forward: one more token at that position, which no other sees.
             anchor = cache.turned - 1 if start < cache.turned else None
             chunk = layout.build_chunk(state.tokens[start : start + most], start, anchor)
             if attempt(self.run, chunk) is None:
                 if not self.retries_chunks:
                     raise NoMemoryError
                 if not self.narrow(FailedStep(chunk.pending)):
-                    self._has_read = False
+                    self._prefilled = False
                     return
                 continue
             cache.keep(range(chunk.pending))
@@ -166,8 +167,8 @@ class Executor:
             began = time.perf_counter()
 
     def _together(self, start: int) -> int:
-        """Return the most committed tokens from a position on that one forward may feed: rotary
-        frequencies are those of the last one."""
+        """Return the most committed tokens from a position on that one forward may feed: it turns
+        all of them by the rotary frequencies of the last one."""
         most, boundary = self._most_pending, self.facts.rope_boundary
         if start < self.cache.turned:
             return min(most, self.cache.turned - start)
@@ -178,8 +179,8 @@ class Executor:
         return 1 if self.facts.rope_grows else most
 
     def _invalidate_on_rope_change(self, total: int) -> bool:
-        """Forget keys whose rotary frequencies are not those of a text of `total` tokens that is
-        read at once; whether they were forgotten."""
+        """Forget all keys if their rotary frequencies are not those of a text of `total` tokens
+        that is read at once; return whether they were forgotten."""
         boundary, before = self.facts.rope_boundary, self.cache.turned
         now = 0 if boundary is None or total <= boundary else total
         changed = before != now if self.facts.rope_grows else bool(before) != bool(now)
@@ -189,37 +190,39 @@ class Executor:
         return changed
 
     def _sync(self) -> None:
-        """Wait for the other processes that take part."""
+        """Wait for the other ranks, any of which may end the text here."""
 
     def room(self, state: State) -> Room:
         """Return how deep and how wide the next step may be."""
         length, last = len(state.tokens), self.max_context - 1
         boundary = self.facts.rope_boundary
         if boundary is not None and length <= boundary:
-            # A draft must not reach to where positions change their meaning.
+            # A draft must not cross the boundary at which rotary frequencies change.
             last = min(last, boundary - 1)
         elif boundary is not None and self.facts.rope_grows:
             last = length - 1
         reach, width = last - (length - 1), self._widest
-        # A path of more tokens than a step may have would be wider, too.
+        # A path is not deeper than the step is wide.
         return Room(min(reach, state.end - length - 1, width - 1), reach, width)
 
     def start(self, state: State, draft: Draft, sampler: Sampler) -> StartedStep:
-        """Start a step, and what the sampler reads out of it."""
-        if self._has_read:
+        """Start a step, and what the sampler computes from its logits."""
+        if self._prefilled:
             start = self.cache.length
             self._layout = step = layout.build(state.tokens[start:], start, draft)
             read = partial(sampler.read, layout=step, draft=draft)
             self._result = attempt(self.launch, step, read)
         else:
-            # Nothing is fed: `verify` says so, where all ranks hear of it.
+            # Nothing is fed: `verify` reports it, so that all ranks hear of it.
             self._layout, self._result = layout.NOTHING, None
         return StartedStep(draft, len(self._layout.tokens))
 
     def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
-        """Launch one step, whose keys and values go after the committed ones, and read it out.
+        """Launch one step, whose keys and values go after the committed ones, and read its logits.
 
-        Here nothing happens before the result is asked for.
+        Returns:
+            A function that waits for the result.  Here it is what runs the step; `cuda_graphs`
+            launches the step first.
         """
         return lambda: read(self.run(layout))()
 
@@ -244,28 +247,28 @@ class Executor:
             with model.context():
                 return model.forward(step, cache)
         except Exception as error:
-            if not self._simplify(error):
+            if not self._fall_back(error):
                 raise
         return self.run(layout)
 
     @property
     def ranking(self) -> MostProbable:
-        """The function that ranks the logits of a text's steps; kernels of ours may fail."""
+        """What ranks logits; with a fallback if that is a Triton kernel, which may fail."""
         operations = self.model.operations
-        return operations.rank if operations.simpler is None else self.most_probable
+        return operations.rank if operations.simpler is None else self._rank_or_fall_back
 
-    def most_probable(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
+    def _rank_or_fall_back(self, logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
         """See `sampling.most_probable`."""
         try:
             return self.model.operations.rank(logits, successors)
         except Exception as error:
-            if not self._simplify(error):
+            if not self._fall_back(error):
                 raise
-        return self.most_probable(logits, successors)
+        return self._rank_or_fall_back(logits, successors)
 
-    def _simplify(self, error: Exception) -> bool:
-        """Go on with simpler operations after a kernel of ours has failed, as one can at a size
-        that nothing has tried before; whether there are any, and the device lives."""
+    def _fall_back(self, error: Exception) -> bool:
+        """Use simpler operations from now on if a Triton kernel has failed, as it may at a size
+        that it has not met before; return whether the failed call can be repeated."""
         simpler = self.model.operations.simpler
         if simpler is None or is_out_of_memory(error):
             return False
@@ -275,12 +278,12 @@ class Executor:
         return True
 
     def widths(self, limit: int) -> Sequence[int]:
-        """Return the only widths that steps should have, up to a limit, which is one of them if it
-        can be captured; () if any width will do."""
+        """Return the only widths up to a limit that steps should have, because these are captured;
+        () for any width."""
         return ()
 
     def forget(self) -> None:
-        """Let go of what is kept for further steps."""
+        """Free what is kept for later steps, such as captured ones."""
 
     def verify(self) -> StepResult | FailedStep:
         """Wait for the step, and walk down its tree as far as the model agrees."""
@@ -289,7 +292,8 @@ class Executor:
         try:
             result = None if self._result is None else attempt(self._result)
         except NaNLogitsError:
-            # Of one draft, in 16 bits; attention hands it on even to tokens that do not see it.
+            # In 16 bits, one draft token may overflow, and a masked NaN spreads in attention to
+            # tokens that do not see it.  Try again without the draft.
             self.cache.wipe(captured_width(len(self._layout.tokens)))
             if width == 1:
                 raise
@@ -298,38 +302,38 @@ class Executor:
             return result
         if memory and not self.retries_steps:
             raise NoMemoryError
-        self.cache.keep(())  # a model's own may hold the step already
+        self.cache.keep(())  # the cache of `transformers_cache` may hold the step already
         return FailedStep(pending, width, memory)
 
-    def narrow(self, short: FailedStep) -> int:
-        """Halve the prefill chunk or the step width, whichever was larger, after memory ran out.
+    def narrow(self, failed: FailedStep) -> int:
+        """Halve the prefill chunk or the step width, whichever was larger, after a forward failed.
 
         Returns:
-            Tokens that a step may have then, as in `Room`; 0 where nothing smaller is left to try.
+            The width that a step may have now, as in `Room`; 0 if nothing smaller can be tried.
         """
-        if short.memory and short.pending > short.width:
-            self._most_pending = short.pending // 2
-        elif short.width > 1:
-            self._widest = short.width // 2
-        return self._widest if max(short.pending, short.width) > 1 else 0
+        if failed.memory and failed.pending > failed.width:
+            self._most_pending = failed.pending // 2
+        elif failed.width > 1:
+            self._widest = failed.width // 2
+        return self._widest if max(failed.pending, failed.width) > 1 else 0
 
     def commit(self, nodes: Sequence[int]) -> None:
-        """Keep the keys of accepted nodes, in the order of the text, beside the pending tokens'.
+        """Keep the keys of the pending tokens, and of accepted nodes in the order of the text.
 
-        What was not computed here is fed again, as pending tokens.
+        Tokens whose keys are not kept become pending, and the next step feeds them again.
         """
         pending = self._layout.pending
         kept = [*range(pending), *[pending + node for node in nodes]]
         if attempt(self.cache.keep, kept) is None:
-            # To gather accepted tokens takes a copy.  Pending ones stand where they belong.
+            # Memory is short for the copy that gathers accepted tokens; pending ones need none.
             self.cache.keep(range(pending))
 
     def end(self) -> None:
-        """End the text with the step under way; may be called again."""
+        """End the text with the step under way; calling this twice does no harm."""
 
-    def leave(self, why: BaseException) -> None:
-        """Give the text up; raises `DeviceLostError` if the reason is a fault of the device."""
-        check_alive(self.device, why)
+    def leave(self, error: BaseException) -> None:
+        """Give the text up after an error; raise `DeviceLostError` if the device met a fault."""
+        check_alive(self.device, error)
 
 
 class Chained(Executor):

@@ -12,7 +12,7 @@ from .errors import DeviceLostError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Of CUDA and MPS, of torch's CPU allocator (the second on Windows), and of cuBLAS.
+# What CUDA and MPS say, torch's CPU allocator (the third on Windows), and cuBLAS.
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
@@ -27,25 +27,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 def attempt(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     """Return what `work` returns; None if memory ran out.
 
-    Then nothing that it made is alive any more, so that a smaller attempt has all of the memory.
-    `work` must leave what it changes as it was.
+    In that case nothing that `work` allocated is alive any more, so that a smaller attempt has all
+    memory.  `work` must not leave anything half changed.
     """
     try:
         return work(*args, **kwargs)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    # Only after the block above are the error and the frames that held tensors gone.
-    torch.cuda.empty_cache()  # does nothing where CUDA is not in use
+    # Here, after the block above, the error and the frames that hold tensors are gone.
+    torch.cuda.empty_cache()  # does nothing unless CUDA is in use
     return None
 
 
 def check_alive(device: torch.device, error: BaseException) -> None:
-    """Tell an error from a fault that the process cannot recover from, such as a kernel that
-    wrote where it must not.
+    """Check that the device still works after an error.
 
     Raises:
-        DeviceLostError: the device answers nothing any more.
+        DeviceLostError: it met a fault, such as a kernel's write to a wrong address.
     """
     if device.type != "cuda" or not isinstance(error, RuntimeError):
         return
@@ -53,7 +52,7 @@ def check_alive(device: torch.device, error: BaseException) -> None:
         torch.cuda.synchronize(device)
     except RuntimeError as fault:
         why = reason_of(fault)
-        # A capture that is still under way is no fault.
+        # The device cannot be asked during a capture, but that is no fault.
         if "captur" in why:
             return
         raise DeviceLostError(
@@ -63,7 +62,7 @@ def check_alive(device: torch.device, error: BaseException) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error's message as one line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # TorchScript puts its calls first.
+    # TorchScript lists its calls first.
     return lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]

@@ -1,8 +1,8 @@
-"""Keys and values of the committed text by slot: one tensor over all layers of a device.
+"""The keys and values of the committed text: one slot for each token.
 
-A step writes after the committed tokens; `keep` gathers the accepted ones to the front of what
-was written and forgets the rest.  Slots from `length` on hold nothing that is read, so a step
-that is broken off at any point leaves the cache valid.
+A step writes to the slots after the committed ones; `keep` moves the accepted tokens to the first
+of these slots and forgets the rest.  Nothing reads slots from `length` on, so a step that is
+interrupted at any point leaves the cache valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .config import GROWTH, NEARLY_ALL
 from .faults import attempt
 
 _PRIVATE: dict[str, Any] = {"flags": mmap.MAP_PRIVATE} if sys.platform != "win32" else {}
-"""Pages of this process alone; Windows has no other."""
+"""Do not share memory with child processes; Windows never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,47 +37,43 @@ class LayerShape:
 
 
 class Target(NamedTuple):
-    """The place where a kernel writes one layer's step itself.
+    """The slots of a layer, for a kernel that writes the step's keys and values itself."""
 
-    These are all slots of the layer, [heads, slots, size]; the first slot to write, on the host or
-    as int32 [1] on the device; and the end of what is attended to then.
-    """
-
-    keys: Tensor
+    keys: Tensor  # [heads, slots, size], all slots, as `values`
     values: Tensor
-    start: int | Tensor
-    end: int
+    start: int | Tensor  # the first slot to write; as int32 [1] if only the device knows it
+    end: int  # the end of the slots to attend to
 
 
 class StepCache(Protocol):
-    """The cache as a step sees it: its keys and values go there."""
+    """The cache as a step sees it."""
 
     def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
 
     def target(self, index: int, count: int) -> Target:
-        """Return where a step of `count` tokens goes, for a kernel that writes it there itself."""
+        """Return the slots of a layer, for a kernel that writes a step of `count` tokens itself."""
 
 
 class KVCache:
     """A preallocated cache that grows with the text.
 
-    Keys and values of one size share a tensor [rows, heads, slots, size], two rows for each layer;
-    where their sizes differ (latent attention), each have one of their own.  Tensors are made in
-    inference mode.
+    Keys and values of the same shape share a tensor [rows, heads, slots, size].  A row is the keys
+    or the values of one layer; in most models all rows have one shape.
 
     Args:
-        shapes: of all layers, in order.
-        max_slots: slots that any text and step need at most.
-        first_slots: allocated at once, as far as `max_slots` allows.
+        shapes: the shapes of all layers, in order.
+        max_slots: the most slots that any text and step need.
+        first_slots: the slots that the first allocation has, if `max_slots` allows.
 
     Attributes:
-        length: committed slots; slot i holds the token at position i.
-        slots: allocated ones.
-        tensors: one per shape of a row; none before `reserve`.
-        turned: the length of the text whose rotary frequencies turned the keys, if it is beyond
-            the boundary of the model's; later keys have those of their own length.  Else 0.
-        allocation: changes whenever tensors are allocated anew, and with them their addresses.
+        length: the number of committed slots; slot i holds the token at position i.
+        slots: the number of allocated slots.
+        tensors: one for each shape of a row; none before `reserve`.
+        turned: 0, or the length of a text beyond the model's rotary boundary by whose rotary
+            frequencies the keys were turned when it was read; later keys have those of their own
+            length.
+        allocation: a number that changes when tensors are allocated anew, at other addresses.
     """
 
     def __init__(
@@ -90,16 +86,17 @@ class KVCache:
         self._first_slots = first_slots
         self.slots = 0
         self.tensors: list[Tensor] = []
-        # By heads, size, type and device: layers, with 0 for their keys or 1 for their values.
+        # The rows of each tensor by its heads, size, type and device: a layer, and 0 for its keys
+        # or 1 for its values.
         self._rows: dict[tuple[int, int, torch.dtype, torch.device], list[tuple[int, int]]] = {}
         for layer, shape in enumerate(shapes):
             for part, size in enumerate((shape.key_size, shape.value_size)):
-                kind = shape.heads, size, shape.dtype, shape.device
-                self._rows.setdefault(kind, []).append((layer, part))
+                key = shape.heads, size, shape.dtype, shape.device
+                self._rows.setdefault(key, []).append((layer, part))
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """All slots of one layer: keys and values, [heads, slots, size] each."""
+        """Return the keys and values of one layer, [heads, slots, size] each."""
         return self._layers[index]
 
     def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,50 +112,47 @@ class KVCache:
         return all_keys[:, :end], all_values[:, :end]
 
     def target(self, index: int, count: int) -> Target:
-        """Return where a step of `count` tokens goes, for a kernel that writes it there itself."""
+        """See `StepCache`."""
         return Target(*self._layers[index], self.length, self.length + count)
 
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots in all, keeping what is committed.
+        """Make room for `slots` slots in all and keep what is committed.
 
-        Where memory runs out, nothing has changed.
+        If memory runs out, nothing has changed.
         """
-        if slots > self.slots:
-            self._reserve(slots)
+        if slots <= self.slots:
+            return
+        least, limit = _rounded_up(slots), _rounded_up(self._max_slots)
+        # At least double, so that all growing together costs no more than one copy.
+        count = max(2 * self.slots, least, self._first_slots)
+        # The last growth is a large one: see `NEARLY_ALL`.
+        count = max(count if count <= NEARLY_ALL * limit else limit, least)
+        if count == least or attempt(self._allocate, count) is None:
+            self._allocate(least)
 
     @torch.no_grad()
-    def _reserve(self, slots: int) -> None:
-        least, limit = _whole(slots), _whole(self._max_slots)
-        # At least double, so that growing costs no more than one copy in all.
-        wanted = max(2 * self.slots, least, self._first_slots)
-        # Old and new tensors exist together while growing: the last step is a large one.
-        wanted = max(wanted if wanted <= NEARLY_ALL * limit else limit, least)
-        grown = attempt(self._grown, wanted) if wanted > least else None
-        if grown is None:
-            wanted, grown = least, self._grown(least)
+    def _allocate(self, slots: int) -> int:
+        """Replace the tensors by larger ones with the committed keys and values; return `slots`."""
+        tensors: list[Tensor] = []
         parts: dict[tuple[int, int], Tensor] = {}
-        for tensor, rows in zip(grown, self._rows.values(), strict=True):
+        for index, ((heads, size, dtype, device), rows) in enumerate(self._rows.items()):
+            # Zeros, because attention multiplies even what is masked, and 0 times NaN is NaN.
+            tensor = _zeros((len(rows), heads, slots, size), dtype, device)
+            if self.tensors:
+                tensor[..., : self.length, :] = self.tensors[index][..., : self.length, :]
+            tensors.append(tensor)
             parts.update(zip(rows, tensor, strict=True))
         layers = {layer: (parts[layer, 0], parts[layer, 1]) for layer, _ in parts}
         self.allocation += 1
-        # At once: Ctrl-C can land between any two lines.
-        self.tensors, self.slots, self._layers = grown, wanted, layers
-
-    def _grown(self, slots: int) -> list[Tensor]:
-        made: list[Tensor] = []
-        for number, ((heads, size, dtype, device), rows) in enumerate(self._rows.items()):
-            # Zeros: a masked NaN would still poison a sum.
-            new = _zeros((len(rows), heads, slots, size), dtype, device)
-            if self.tensors:
-                new[..., : self.length, :] = self.tensors[number][..., : self.length, :]
-            made.append(new)
-        return made
+        # In one line, since Ctrl-C may come between any two.
+        self.tensors, self.slots, self._layers = tensors, slots, layers
+        return slots
 
     def keep(self, kept: Sequence[int]) -> int:
         """Commit the tokens of the last step at some indices, ascending.
 
         Returns:
-            The new length; less than asked for where a model's own cache is put back.
+            The new length; `transformers_cache` may keep less than it is asked for.
         """
         start, in_place = self.length, 0
         while in_place < len(kept) and kept[in_place] == in_place:
@@ -170,15 +164,15 @@ class KVCache:
 
     @torch.inference_mode()
     def _move(self, slots: Sequence[int], first: int) -> None:
-        """Bring slots to those from `first` on: one gather over all layers of a kind."""
+        """Copy some slots to those from `first` on, by one gather for each tensor."""
         for tensor in self.tensors:
             sources = to_device(slots, tensor.device)
             tensor[..., first : first + len(slots), :] = tensor.index_select(2, sources)
 
     @torch.inference_mode()
     def wipe(self, count: int) -> None:
-        """Make zeros of the next `count` slots, which a step has written to: a masked NaN spreads
-        where steps read slots that are not committed."""
+        """Overwrite the next `count` slots with zeros: a step may have left NaNs there, which would
+        spread from masked slots, too."""
         for tensor in self.tensors:
             tensor[..., self.length : self.length + count, :].zero_()
 
@@ -187,7 +181,7 @@ class KVCache:
         self.length = min(self.length, length)
 
     def release(self) -> None:
-        """Forget everything and give the memory back."""
+        """Forget everything and free the memory."""
         self.length = self.slots = 0
         self.allocation += 1
         self.tensors = []
@@ -195,21 +189,18 @@ class KVCache:
 
 
 def to_device(numbers: Sequence[Any] | NDArray[Any], device: torch.device) -> Tensor:
-    """Return a tensor of numbers of the host.
-
-    What is launched later finds it there; the host does not wait for what was launched before,
-    as it does in `torch.tensor` with a device.
-    """
+    """Copy numbers to a device, without waiting for what was launched there before, as
+    `torch.tensor` would."""
     tensor = torch.as_tensor(numbers)
     if device.type == "cuda":
         tensor = tensor.pin_memory()
-    # On Apple's GPUs it would read memory that may be gone by then.
+    # On Apple's GPUs such a copy may read memory that was freed meanwhile.
     return tensor.to(device, non_blocking=device.type != "mps")
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU in pages of their own, which take no memory before they are written to, and
-    go back to the system with the tensor."""
+    """Return zeros; on a CPU in pages of their own, which take no memory before they are written
+    to, and go back to the system with the tensor."""
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
@@ -220,5 +211,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
-def _whole(slots: int) -> int:
+def _rounded_up(slots: int) -> int:
     return -(-slots // GROWTH) * GROWTH

@@ -1,9 +1,9 @@
-"""The only author of a step's token order, positions and attention mask.
+"""The layout of a step: the order of its tokens, their positions, and the attention mask.
 
-A step feeds, in this order: the pending tokens, the candidate tree, the window, padding.
-Everything sees the committed text before the step.  Within the step, pending tokens see their
-predecessors, a tree node sees the pending tokens and its ancestors, a window cell sees the
-pending tokens and the cells that `window` names, and padding sees itself.  Nothing else is seen.
+A step feeds, in this order: the pending tokens, the candidate tree, the window, padding.  Every
+token sees itself and the text before the step.  Within the step, pending tokens also see their
+predecessors, a tree node sees the pending tokens and its ancestors, and a window cell sees the
+pending tokens and the cells that `window` names.
 
 Masks within a step are rows of bits: bit j of row i means that token i sees token j.  A row is one
 Python integer, so that the union of two rows is one operation however wide the step.
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from .strategy import Draft
 
 WORD = 32
-"""Bits of the words in which rows are packed for kernels."""
+"""The bits of one word of a packed row."""
 _FORMATS = {1: "I", 2: "Q"}
-"""`struct` formats of rows of one and two words."""
+"""The `struct` formats of rows of one and two words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +31,37 @@ class StepLayout:
     """The inputs of one forward pass of T tokens."""
 
     tokens: list[int]
-    """Ids, length T."""
+    """Token ids, length T."""
     positions: list[int]
-    """Their positions in the text, length T."""
+    """Positions in the text, length T."""
     rows: list[int]
     """The mask, length T."""
     outputs: list[int]
-    """The rows whose logits are wanted: the current token, then every tree node, then the window's
-    last row."""
+    """The indices of the tokens whose logits are computed: the current token, then every tree node,
+    then the window's last row."""
     pending: int
-    """The number of tokens that are committed already; they come first."""
+    """The number of pending tokens, which come first."""
 
     def paths(self) -> NDArray[np.int64]:
-        """The tokens that each output sees, [outputs, T]: its own where it does not see one."""
+        """Return the tokens of the step that each output sees, [outputs, T]; the output's own token
+        stands in for those that it does not see."""
         tokens = np.array(self.tokens)
         return np.where(dense(self.rows)[self.outputs], tokens, tokens[self.outputs][:, None])
 
 
 NOTHING = StepLayout([], [], [], [], 0)
-"""The layout without tokens: memory does not even suffice to read the text."""
+"""The layout of no step."""
 
 
 def words_for(count: int) -> int:
-    """Words that hold `count` bits."""
+    """Return the number of words that hold `count` bits."""
     return -(-count // WORD)
 
 
 def packed(rows: Sequence[int], words: int) -> bytes:
-    """Rows as little-endian int32 [len(rows), words]: bit j % 32 of word j // 32 is bit j."""
-    if words in _FORMATS:
-        # In one call: it is made in every step.
+    """Return rows as kernels read them, little-endian int32 [len(rows), words]: bit j of a row is
+    bit j % 32 of word j // 32."""
+    if words in _FORMATS:  # by one call, since this runs in every step
         return struct.pack(f"<{len(rows)}{_FORMATS[words]}", *rows)
     return b"".join([row.to_bytes(4 * words, "little") for row in rows])
 
@@ -69,8 +70,8 @@ def dense(rows: Sequence[int]) -> NDArray[np.bool_]:
     """Return the rows of T tokens as bool [T, T]."""
     count = len(rows)
     words = words_for(count)
-    each = np.frombuffer(packed(rows, words), dtype=np.uint8).reshape(count, 4 * words)
-    return np.unpackbits(each, axis=1, count=count, bitorder="little").view(np.bool_)
+    octets = np.frombuffer(packed(rows, words), dtype=np.uint8).reshape(count, 4 * words)
+    return np.unpackbits(octets, axis=1, count=count, bitorder="little").view(np.bool_)
 
 
 def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None) -> StepLayout:
@@ -79,8 +80,8 @@ def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None)
     Args:
         tokens: the chunk.
         position: the position of its first token.
-        anchor: the position of one more token, which only itself sees, for models that look at
-            the largest position of a step; None for no such token.
+        anchor: the position of one more token, which only itself sees, for models that choose
+            rotary frequencies by the largest position of a step; None for no such token.
     """
     count = len(tokens)
     positions = list(range(position, position + count))
@@ -94,9 +95,9 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
     """Lay out one step.
 
     Args:
-        pending: committed tokens without keys in the cache, the current token last.
+        pending: the pending tokens, the current one last.
         position: the position of the first of them.
-        draft: what to try beside them.
+        draft: the draft to try.
     """
     count, tree, window = len(pending), draft.tree, draft.window
     current, first_cell = position + count - 1, count + len(tree.tokens)
@@ -106,7 +107,7 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
     rows = [(2 << place) - 1 for place in range(count)]
     bit = 1 << count
     for parent in tree.parents:
-        rows.append(rows[count + parent] | bit)  # the root is -1, and so the current token
+        rows.append(rows[count + parent] | bit)  # if the parent is the root, -1: the current token
         bit <<= 1
     if window is not None:
         tokens += window.tokens

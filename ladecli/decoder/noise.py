@@ -1,7 +1,7 @@
-"""The Gumbel noise of a position, with which its token is drawn, and how drafts use it.
+"""The Gumbel noise with which tokens are drawn.
 
-The noise depends on the seed and the position only.  It is known before the model runs, so drafts
-can use it.
+It depends on the seed and the position only.  It is known before the model runs, so drafts use it,
+too, to guess which token will be drawn.
 
 Source: Gumbel, "Statistical theory of extreme values", 1954; Maddison, Tarlow and Minka,
 "A* sampling", 2014; the generator: Steele, Lea and Flood, "Fast splittable pseudorandom number
@@ -10,9 +10,9 @@ generators", OOPSLA 2014.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,32 +22,30 @@ from .kv_cache import to_device
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64."""
 _MASK = (1 << 64) - 1
-_ROUNDS = [(np.uint64(_MIX1), np.uint64(30)), (np.uint64(_MIX2), np.uint64(27))]
-"""A factor, and a shift before it."""
 _SHARPEST = 16.0
 """The largest power that estimated probabilities are raised to: they are not precise."""
-_LAST, _SIGN = np.uint64(31), np.uint64(1)
-_LARGEST = 1.0 - 2.0**-24  # uniform number
+_LARGEST = 1.0 - 2.0**-24
+"""The largest uniform number, so that its logarithm is not 0."""
 
 
 def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
-    """Gumbel noise of tokens at positions, float32 [positions, n], on the tokens' device.
+    """Return the Gumbel noise of tokens at positions, float32 [positions, n], on their device.
 
-    Uniform numbers come from the counter-based generator SplitMix64, whose stream starts where
-    the seed and the position are mixed to.  They are the same on every device, and their logarithms
-    up to rounding.
+    Uniform numbers come from the counter-based generator SplitMix64, whose start is a hash of seed
+    and position.  They are the same on every device; their logarithms are, up to rounding.
 
     Args:
-        seed: of 64 bits, signed or not: -1 is the same as 2**64 - 1.
-        positions: in the text.
-        tokens: ids, int64 [n], or [positions, n].
+        seed: 64 bits, signed or not: -1 is the same as 2**64 - 1.
+        positions: positions in the text.
+        tokens: token ids, int64 [n], or [positions, n].
     """
     starts = [[_signed((_stream(seed, position) + _GOLDEN) & _MASK)] for position in positions]
     z = torch.add(to_device(starts, tokens.device), tokens, alpha=_signed(_GOLDEN))
     z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_signed(_MIX1))
     z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_signed(_MIX2))
     z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
-    # Small numbers keep their relative precision in float32, and rare tokens depend on those.
+    # The negative of a uniform number.  In float32 numbers near 0, on which rare tokens depend,
+    # keep their precision, and those near 1 do not.
     negative = ((z >> 1) & ((1 << 63) - 1)).float().add_(0.5).mul_(-(2.0**-63))
     return negative.clamp_(min=-_LARGEST).log1p_().neg_().log_().neg_()
 
@@ -55,16 +53,18 @@ def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
 def drawn_probabilities(
     sampling: SamplingConfig, tokens: Sequence[int], estimates: Sequence[float], position: int
 ) -> list[float]:
-    """Return the probability of each token to be drawn at a position, whose noise is known.
+    """Return an estimate of each token's probability to be drawn at a position.
 
     Of tokens with probabilities p at temperature T, the one with the largest p^(1/T) e^noise is
-    drawn.  Drafts have estimates of p only, so each token gets its part of the sum of all these.
+    drawn.  The noise is known; p is only estimated, so the result is a token's share in the sum of
+    these numbers.
 
     Args:
-        sampling: not greedy.
-        tokens: the most probable ones, best first.
-        estimates: of the model's probabilities, descending; other tokens have what is left.
-        position: in the text.
+        sampling: the settings, which are not greedy.
+        tokens: the most probable tokens, best first.
+        estimates: the estimated probabilities of these tokens, descending; other tokens have the
+            rest.
+        position: the position in the text.
     """
     power = min(1.0 / max(sampling.temperature, 1e-9), _SHARPEST)
     weights = [estimate**power for estimate in estimates]
@@ -95,22 +95,19 @@ def _kept(sampling: SamplingConfig, weights: Sequence[float], rest: float) -> in
 
 
 def _factors(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
-    """e^noise of some tokens, the noise that `gumbel_noise` has for all."""
-    start = _stream(seed, position) + _GOLDEN
-    z = np.array([(start + token * _GOLDEN) & _MASK for token in tokens], dtype=np.uint64)
-    for factor, shift in _ROUNDS:
-        z = (z ^ (z >> shift)) * factor
-    uniform = (((z ^ (z >> _LAST)) >> _SIGN) + 0.5) * 2.0**-63
-    factors: list[float] = (-1.0 / np.log1p(-np.minimum(uniform, _LARGEST))).tolist()
-    return factors
+    """Return e^noise of each token, with the noise of `gumbel_noise`."""
+    start = _stream(seed, position)
+    uniform = [((_mixed(start + token * _GOLDEN) >> 1) + 0.5) * 2.0**-63 for token in tokens]
+    return [-1.0 / math.log1p(-min(number, _LARGEST)) for number in uniform]
 
 
 def _stream(seed: int, position: int) -> int:
-    """Return where the numbers of a position start."""
+    """Return the start of the generator for a position."""
     return _mixed(_mixed(seed) + position)
 
 
 def _mixed(z: int) -> int:
+    """Return the number that SplitMix64 makes of a state."""
     z = (z + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK

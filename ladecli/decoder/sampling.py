@@ -1,10 +1,13 @@
-"""From logits to tokens: of all nodes at once on a GPU, on a CPU of those that the walk reaches.
+"""From logits to tokens.
 
-A token is drawn by Gumbel-max: the largest of logits / temperature + noise, where the `noise` of a
-position depends on the seed and the position only.  So a text depends on model, prompt, settings
-and seed alone: every strategy gives, token for token, what plain sampling gives with that seed.
-Logits of steps of different widths differ by rounding; that matters only where the two best
-candidates are as close.
+A token is drawn by Gumbel-max: it has the largest sum of logit / temperature and noise, and the
+`noise` of a position depends on the seed and the position only.  So a text depends only on model,
+prompt, settings and seed: every strategy gives, token for token, what plain sampling gives with
+that seed.  Logits of steps of different widths differ by rounding, which matters only if the two
+best candidates are that close.
+
+On a GPU, tokens are drawn for all nodes at once; on a CPU, for those that the walk down the tree
+reaches.
 """
 
 from __future__ import annotations
@@ -36,10 +39,10 @@ MostProbable = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """See `most_probable`."""
 
 ROWS = 8
-"""Of logits, searched at once on a CPU: what it makes of them is small, and stays in its caches."""
+"""Rows of logits that are ranked at once on a CPU, so that what is computed fits in its caches."""
 SHORTLIST = 256
-"""Tokens that a draw looks at first where filters leave few: to sort a whole vocabulary takes as
-long as the forward of a small model."""
+"""A draw looks at this many of the best tokens first, if filters are on: to sort a whole vocabulary
+takes as long as the forward of a small model."""
 
 
 def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:
@@ -55,15 +58,15 @@ def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tens
 
 
 def draw(logits: Tensor, config: SamplingConfig, positions: Sequence[int]) -> Tensor:
-    """As `choose`, with the noise of positions, from the best tokens alone: int64 [rows], -1 where
-    filters leave more of them than `SHORTLIST`."""
+    """Return the same as `choose` with the noise of `positions`, but look at the `SHORTLIST` best
+    tokens only: int64 [rows], -1 in a row of which filters leave more than these."""
     count = min(SHORTLIST, logits.shape[-1])
     values, ids = logits.topk(count)
-    everything = None
+    log_total = None
     if config.top_p < 1.0 and not config.top_k:
-        everything = _tempered(logits, config).logsumexp(dim=-1, keepdim=True)
-    scores = restricted(values, config, everything)
-    # What ties with the last one of the list was removed with it.
+        log_total = _tempered(logits, config).logsumexp(dim=-1, keepdim=True)
+    scores = restricted(values, config, log_total)
+    # If filters removed the last one of the list, they removed all tokens below it, too.
     enough = scores[:, -1] == float("-inf") if count < logits.shape[-1] else None
     best = scores.add_(gumbel_noise(config.seed, positions, ids)).argmax(dim=-1, keepdim=True)
     tokens = ids.gather(1, best)[:, 0]
@@ -71,40 +74,40 @@ def draw(logits: Tensor, config: SamplingConfig, positions: Sequence[int]) -> Te
 
 
 def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Scores and ids of the best `count` tokens of each row, best first.
+    """Return scores and ids of the best `count` tokens of each row, best first.
 
-    The best one is what `argmax` gives, whatever `count` is: in half precision tokens are often
-    equally good, and `topk` chooses among them as it likes.
+    The first one is what `argmax` gives, whatever `count` is: in half precision, scores are often
+    equal, and `topk` may put any of the equal ones first.
     """
     if scores.device.type != "cpu":
         best = scores.max(dim=-1, keepdim=True)
         if count == 1:
             return best
-        values, found = scores.topk(count)
-        # Of those as good as the best one, topk may have another in front.
-        found = torch.where(found == best.indices, found[:, :1], found)
-        found[:, :1] = best.indices
-        return values, found
+        values, ids = scores.topk(count)
+        # Put argmax's choice first, in exchange for topk's.
+        ids = torch.where(ids == best.indices, ids[:, :1], ids)
+        ids[:, :1] = best.indices
+        return values, ids
     # NumPy's argmax is vectorised: a few of them take a fraction of torch's time for one.
     scores = scores.float()
     left = scores.numpy() if count == 1 else scores.numpy().copy()
-    rows, ids = np.arange(len(left)), np.empty((count, len(left)), dtype=np.int64)
+    rows, places = np.arange(len(left)), np.empty((count, len(left)), dtype=np.int64)
     for place in range(count):
-        left.argmax(axis=-1, out=ids[place])
+        left.argmax(axis=-1, out=places[place])
         if place + 1 < count:
-            left[rows, ids[place]] = -np.inf
-    found = torch.from_numpy(ids.T)
-    return scores.gather(1, found), found
+            left[rows, places[place]] = -np.inf
+    ids = torch.from_numpy(places.T)
+    return scores.gather(1, ids), ids
 
 
 def most_probable(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
-    """The most probable tokens of each row, best first: ids, int64 [rows, n], and numbers that are
-    finite where all logits of the row are.
+    """Return the most probable tokens of each row, best first: ids, int64 [rows, n], and a number
+    for each, which is not finite if a logit of the row is not.
 
     Args:
         logits: [rows, vocabulary].
-        successors: how many tokens, whose numbers are their probabilities; 0 for the best one
-            alone, whose number says nothing more.
+        successors: how many tokens; the numbers are their probabilities.  0 for the best one
+            alone, whose number has no other meaning.
     """
     if logits.device.type == "cpu" and len(logits) > ROWS:
         parts = [most_probable(rows, successors) for rows in torch.split(logits, ROWS)]
@@ -112,29 +115,29 @@ def most_probable(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
         return ids, scores
     scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
     if successors:
-        # A NaN or an infinity in a row of logits makes all of it NaN.
+        # A NaN or an infinity in a row of logits makes the whole row NaN.
         scores = logits.float().softmax(-1).gather(1, ids)
     return ids, scores
 
 
-def restricted(logits: Tensor, config: SamplingConfig, everything: Tensor | None = None) -> Tensor:
-    """Logits over the temperature, minus infinity where top-k, top-p or min-p remove a token.
+def restricted(logits: Tensor, config: SamplingConfig, log_total: Tensor | None = None) -> Tensor:
+    """Return logits over the temperature, and minus infinity for each token that top-k, top-p or
+    min-p removes.  The largest score of each row is 0.
 
-    Filters apply in transformers' order, and tokens as probable as the last one kept stay.  The
-    temperature must be above 0; the largest score of each row is 0.
+    Filters apply in transformers' order, and tokens as probable as the last one kept stay.
 
     Args:
         logits: [rows, n].
-        config: temperature and filters.
-        everything: the logarithm of the sum that probabilities are relative to, [rows, 1], where
-            these are not all tokens that top-k leaves.
+        config: temperature, above 0, and filters.
+        log_total: the logarithm of the sum over all tokens that probabilities are relative to,
+            [rows, 1], if `logits` lacks some of these tokens.
     """
     scores = _tempered(logits, config)
     if 0 < config.top_k < scores.shape[-1]:
         lowest_kept = scores.topk(config.top_k).values[:, -1:]
         scores = scores.masked_fill_(scores < lowest_kept, float("-inf"))
     if config.top_p < 1.0:
-        probabilities = scores.softmax(-1) if everything is None else (scores - everything).exp()
+        probabilities = scores.softmax(-1) if log_total is None else (scores - log_total).exp()
         cut = _nucleus_cut(probabilities, config.top_p)
         scores = scores.masked_fill_(probabilities < cut, float("-inf"))
     if config.min_p > 0.0:
@@ -144,7 +147,7 @@ def restricted(logits: Tensor, config: SamplingConfig, everything: Tensor | None
 
 
 def _tempered(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """Logits over the temperature, float32; the largest of each row is 0."""
+    """Return logits over the temperature in float32; the largest of each row is 0."""
     scores = logits.float()
     scores = scores - scores.amax(dim=-1, keepdim=True)
     # No temperature is too small to divide by.
@@ -152,11 +155,12 @@ def _tempered(logits: Tensor, config: SamplingConfig) -> Tensor:
 
 
 def _nucleus_cut(probabilities: Tensor, top_p: float) -> Tensor:
-    """Return the least probability in the smallest set of tokens with top-p together, [rows, 1]."""
+    """Return the least probability in the smallest set of tokens that together have top-p,
+    [rows, 1]."""
     rows, count = probabilities.shape
     if rows == 1 and count > SHORTLIST and probabilities.device.type == "cpu":
-        # All tokens below this together have less than 1 - top-p, so the set is among the others,
-        # which are few: a whole vocabulary takes milliseconds to sort.
+        # The tokens below this cut together have less than 1 - top-p, so the set is among the
+        # others.  There are few of these, and a whole vocabulary takes milliseconds to sort.
         cut = min((1.0 - top_p) / count, float(probabilities.max()))
         probabilities = probabilities[probabilities >= cut][None]
     ordered = probabilities.sort(dim=-1, descending=True).values
@@ -172,7 +176,7 @@ def penalize_(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
     Args:
         logits: [rows, vocabulary].
-        seen: int64 [rows, n], tokens before each row, repeated ones too.
+        seen: int64 [rows, n], the tokens before each row, in any order and number.
         penalty: above 1 to make repetitions less probable.
     """
     scores = logits.gather(1, seen)
@@ -182,13 +186,13 @@ def penalize_(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 def processed(
     logits: Tensor, ids: Tensor, config: SamplingConfig, processors: Sequence[LogitsProcessor]
 ) -> Tensor:
-    """Scores after logits processors and the repetition penalty, float32 [1, vocabulary].
+    """Return scores after logits processors and the repetition penalty, float32 [1, vocabulary].
 
     Args:
-        logits: [1, vocabulary]; they stay as they are.
-        ids: of the text before them, int64 [1, length].
-        config: of which the penalty is applied.
-        processors: in their order.
+        logits: [1, vocabulary]; they are not changed.
+        ids: the text before them, int64 [1, length].
+        config: the settings with the penalty.
+        processors: the logits processors, applied in this order.
     """
     rows = logits.to(torch.float32, copy=True)  # processors may write to it
     for processor in processors:
@@ -199,9 +203,9 @@ def processed(
 
 
 def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
-    """Start one copy of all tensors; the function that is returned waits for it and gives lists.
+    """Start one copy of all tensors; return a function that waits for it and returns lists.
 
-    Numbers travel as float32, where the ids of all vocabularies are exact: below 2**24.
+    The copy is in float32, which is exact for token ids, all of them below 2**24.
     """
     device = parts[0].device
     if device.type == "cpu":
@@ -211,13 +215,13 @@ def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
     shapes = [part.shape for part in parts]
     cuts = [*pairwise(accumulate([part.numel() for part in parts], initial=0))]
     if device.type == "cuda":
-        packed = packed.to("cpu", non_blocking=True)  # which is pinned memory
+        packed = packed.to("cpu", non_blocking=True)  # into pinned memory
         arrived = torch.cuda.current_stream(device).record_event()
 
     def wait() -> list[Any]:
         if arrived is not None:
             arrived.synchronize()
-        # From here on the device has nothing to do: NumPy is the faster one with few numbers.
+        # NumPy is faster than torch with a few numbers, and from here on the device is idle.
         numbers = packed.cpu().numpy()
         return [
             numbers[start:end].astype(kind).reshape(shape).tolist()
@@ -234,10 +238,10 @@ def with_logprobs(
     """Return the tokens of a walk with their log-probabilities.
 
     Args:
-        tokens: that the walk chose: k + 1 after k accepted nodes.
-        nodes: the accepted ones.
-        logits: [outputs, vocabulary], as the forward gave them.
-        count: of the most probable tokens at each place that are named, too.
+        tokens: the k + 1 tokens that the walk chose.
+        nodes: the k accepted nodes.
+        logits: [outputs, vocabulary], as the forward returned them.
+        count: how many of the most probable tokens to list with each token.
     """
     places = to_device([0, *[1 + node for node in nodes]], logits.device)
     logprobs = logits[places].float().log_softmax(dim=-1)
@@ -246,8 +250,8 @@ def with_logprobs(
     arrived = to_host(logprobs.gather(1, ids)[:, 0], best.indices, best.values)()
     rows = zip(tokens, *arrived, strict=True)
     return [
-        replace(token, logprobs=Logprobs(mine, tuple(zip(found, values, strict=True))))
-        for token, mine, found, values in rows
+        replace(token, logprobs=Logprobs(own, tuple(zip(others, values, strict=True))))
+        for token, own, others, values in rows
     ]
 
 
@@ -268,72 +272,80 @@ class Sampler:
         self._most_probable = most_probable
         self._logprobs = logprobs  # see `Decoder.generate`
         self._greedy = config.greedy
-        # Few tokens remain, mostly, and no noise is needed for the others.
+        # Whether to try `draw` first: filters mostly leave few tokens, and need little noise then.
         filtered = config.top_k > 0 or config.top_p < 1.0 or config.min_p > 0.0
         self._shortlists = filtered and config.top_k < SHORTLIST and not config.greedy
         self._processors = tuple(processors)
-        # Gumbel noise by position, kept for the steps that may need it again.
+        # Gumbel noise by position; several nodes and steps may need the same.
         self._noise: dict[int, Tensor] = {}
         self._text: list[int] = []
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Note tokens that joined the text."""
+        """Append tokens that joined the text."""
         self._text += tokens
         if not self._greedy:
             self._noise = {p: noise for p, noise in self._noise.items() if p >= len(self._text)}
 
     @torch.inference_mode()
     def read(self, logits: Tensor, layout: StepLayout, draft: Draft) -> Callable[[], StepResult]:
-        """Read out a step: launch all that there is to compute; what is returned waits for it, and
+        """Launch what is computed from a step's logits; return a function that waits for it, and
         walks down the tree.
 
         Args:
-            logits: [outputs, vocabulary]; a repetition penalty changes them.
-            layout: of the step.
-            draft: that it is of.
+            logits: [outputs, vocabulary]; a repetition penalty is applied to them in place.
+            layout: the layout of the step.
+            draft: the draft of the step.
 
         Raises:
-            NaNLogitsError: the logits are NaN or infinite; when the result is waited for.
+            NaNLogitsError: the logits are NaN or infinite; raised by the function.
         """
-        given = logits
+        original = logits
         if self.config.repetition_penalty != 1.0 and not self._processors:
-            given = logits if self._logprobs is None else logits.clone()
+            original = logits if self._logprobs is None else logits.clone()
             logits = self._penalized(logits, layout)
         parts = [*self._most_probable(logits, draft.successors)]
-        # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
+        # On a CPU, drawing for all rows costs more than calls for those that the walk reaches.
         if not (self._greedy or self._processors or logits.device.type == "cpu"):
             rows = logits[: 1 + len(draft.tree)]
             positions = [layout.positions[output] + 1 for output in layout.outputs[: len(rows)]]
-            # -1 where `_choose` has to look at all tokens.
+            # A -1 in a row says that `_choose` has to look at all tokens.
             parts.append(
                 draw(rows, self.config, positions)
                 if self._shortlists
                 else choose(rows, self.config, self._noise_at(positions, rows))
             )
         wait = to_host(*parts)
-        return partial(self._result, draft.tree, given, logits, wait, draft.successors > 0)
+        return partial(self._result, draft.tree, original, logits, wait, draft.successors > 0)
 
     def _result(
         self,
         tree: TokenTree,
-        given: Tensor,
+        original: Tensor,
         logits: Tensor,
         wait: Callable[[], list[Any]],
         with_successors: bool,
     ) -> StepResult:
-        """What has arrived of a step, and the walk down its tree; `given` are the logits before a
-        repetition penalty."""
+        """Wait for what `read` has launched, and walk down the tree.
+
+        Args:
+            tree: the tree of the draft.
+            original: the logits before a repetition penalty.
+            logits: the logits after it.
+            wait: waits for what is computed from them.
+            with_successors: whether the draft asks for successors.
+        """
         ids, scores, *drawn = wait()
         # A NaN anywhere in a row is its maximum.
-        usable = all(math.isfinite(row[0]) for row in scores)
-        if not (usable or self._processors):  # one of which may remove them
+        finite = all(math.isfinite(row[0]) for row in scores)
+        if not (finite or self._processors):  # a processor may remove them
             raise NaNLogitsError
         best: list[int] = [row[0] for row in ids]
-        found: Successors = ()
-        if with_successors and usable:
-            found = [*map(dict, map(zip, ids, scores))]  # a quarter faster than a comprehension
+        successors: Successors = ()
+        if with_successors and finite:
+            successors = [*map(dict, map(zip, ids, scores))]  # a quarter faster than a loop
+        # By output, the token that is known already, or -1.
         (chosen,) = drawn or [best if self._greedy and not self._processors else [-1] * len(best)]
-        shortlists = self._shortlists and not drawn  # `draw` has refused these rows already
+        shortlists = self._shortlists and not drawn  # `draw` has returned -1 for these rows already
 
         def choose_at(row: int, path: Sequence[int]) -> int:
             token = chosen[row]
@@ -341,8 +353,8 @@ class Sampler:
 
         nodes, tokens = tree.walk(choose_at)
         if self._logprobs is not None:
-            tokens = with_logprobs(tokens, nodes, given, self._logprobs)
-        return StepResult(nodes, tokens, best, found)
+            tokens = with_logprobs(tokens, nodes, original, self._logprobs)
+        return StepResult(nodes, tokens, best, successors)
 
     def _penalized(self, logits: Tensor, layout: StepLayout) -> Tensor:
         text = to_device([*{*self._text}], logits.device)
@@ -352,7 +364,7 @@ class Sampler:
 
     @torch.inference_mode()
     def _choose(self, scores: Tensor, path: Sequence[int], shortlists: bool) -> int:
-        """Return the token after one node, processors included."""
+        """Return the token that is chosen by one row of logits, after the path to its node."""
         rows, position = scores[None], len(self._text) + len(path)
         if self._processors:
             ids = to_device([[*self._text, *path]], scores.device)
@@ -364,12 +376,10 @@ class Sampler:
         return int(choose(rows, self.config, self._noise_at([position], rows)))
 
     def _noise_at(self, positions: Sequence[int], like: Tensor) -> Tensor | None:
-        """Noise of positions, float32 [positions, vocabulary]; None for greedy."""
+        """Return the noise of positions, float32 [positions, vocabulary]; None for greedy."""
         if self._greedy:
             return None
-        if new := [
-            position for position in dict.fromkeys(positions) if position not in self._noise
-        ]:
+        if new := [place for place in dict.fromkeys(positions) if place not in self._noise]:
             tokens = torch.arange(like.shape[-1], device=like.device)
             noise = gumbel_noise(self.config.seed, new, tokens)
             self._noise.update(zip(new, noise, strict=True))

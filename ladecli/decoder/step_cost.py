@@ -1,8 +1,8 @@
 """The cost of a step by its width, relative to a plain step, which feeds one token.
 
-On a GPU a wider step is nearly free until its arithmetic catches up with reading the weights; on a
-CPU every token counts.  Attention makes each token dearer the longer the text is.  `measuring`
-finds out what steps of a loaded model take.
+On a GPU a wider step is nearly free until its arithmetic takes longer than reading the weights; on
+a CPU every token counts.  The longer the text, the more attention adds for each token.
+`backends.measuring` measures the steps of a loaded model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from .errors import ConfigError
@@ -18,7 +17,7 @@ from .errors import ConfigError
 GRAIN = 128
 """Text lengths are rounded to multiples of this, so that steps share cost curves."""
 FEWEST = 3
-"""Fewer measured widths make no curve."""
+"""Fewer measured widths than this are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +53,19 @@ class StepCost:
                 raise ConfigError(f"step_cost: costs must not fall, from 1 at width 1: {row}")
 
     def measured(self, seconds: Mapping[int, float]) -> StepCost:
-        """Return a table whose steps after a short text take as long as measured.
+        """Return a table with measured costs of steps after a short text.
 
-        What longer texts add stays, and so does the whole table if too few widths were measured.
+        What longer texts add is taken from this table; so is everything if fewer than `FEWEST`
+        widths were measured.
 
         Args:
-            seconds: of a step, by its width.
+            seconds: the time of a step after a short text, by its width.
         """
         widths = sorted(seconds)
         if len(widths) < FEWEST or widths[0] != 1:
             return self
-        # A narrower step takes no longer, and a wide one no longer than as many plain ones: another
-        # program was in its way if it seems so.
+        # A step takes no longer than a wider one, nor than as many plain steps as it has tokens; if
+        # it seems to, another program slowed it down.
         bounded = [min(seconds[width], width * seconds[1]) for width in widths]
         least = [*accumulate(reversed(bounded), min)][::-1]
         rows = [
@@ -81,7 +81,7 @@ class StepCost:
     def at(self, width: int, context: int) -> float:
         """Return the cost of a step of `width` tokens after `context` tokens of text."""
         columns = [_interpolate(self.widths, row, width) for row in self.costs]
-        # An extrapolated line may fall below a plain step.
+        # An extrapolated line may fall below the cost of a plain step.
         return max(_interpolate(self.contexts, columns, context), 1.0)
 
     def curve(
@@ -89,7 +89,7 @@ class StepCost:
         context: int,
         base: int,
         nodes: int,
-        buckets: tuple[int, ...],
+        widths: tuple[int, ...],
         ranks: int = 1,
         load: int = 1,
     ) -> CostCurve:
@@ -97,14 +97,18 @@ class StepCost:
 
         Args:
             context: tokens of text before the step.
-            base: tokens of the step beside the tree.
+            base: tokens of the step without the tree.
             nodes: the most nodes.
-            buckets: the widths that a step may have, ascending; () for any.
-            ranks: over how many the tokens are divided evenly; the widest part sets the pace.
-            load: tokens of the widest part without any of the tree.
+            widths: the widths that a step may have, ascending; () for any.
+            ranks: the number of ranks that the tokens are divided over, evenly; they wait for the
+                one with the most tokens.
+            load: the tokens that this one feeds in any case.
         """
-        grain = (context + GRAIN // 2) // GRAIN
-        return _curve(self, grain, base, nodes, buckets, ranks, load)
+        fed = [max(-(-(base + n) // ranks), load) for n in range(max(nodes, 0) + 1)]
+        costs = {width: self.at(fitting(width, widths), context) for width in {*fed}}
+        # Lines extrapolated over contexts may cross, but a wider step costs no less.
+        cost = list(accumulate((costs[width] for width in fed), max))
+        return CostCurve(tuple(cost), tuple(_slopes(cost)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,38 +118,21 @@ class CostCurve:
     cost: tuple[float, ...]
     """The cost of a step with n nodes."""
     slope: tuple[float, ...]
-    """The least that further nodes cost on average, however many are added to n.  A node that is
-    expected to yield fewer tokens than that is not worth adding."""
+    """For each n, what further nodes cost on average, at the number of them that costs the least.
+    A node that is expected to yield fewer tokens than that is not worth adding."""
 
 
-def fitting(width: int, buckets: tuple[int, ...]) -> int:
-    """Return the narrowest of `buckets` that holds `width` tokens; `width` itself if none does."""
-    place = bisect_left(buckets, width)
-    return buckets[place] if place < len(buckets) else width
-
-
-@lru_cache(maxsize=4096)
-def _curve(
-    table: StepCost,
-    grain: int,
-    base: int,
-    nodes: int,
-    buckets: tuple[int, ...],
-    ranks: int,
-    load: int,
-) -> CostCurve:
-    fed = [max(-(-(base + n) // ranks), load) for n in range(max(nodes, 0) + 1)]
-    costs = {width: table.at(fitting(width, buckets), grain * GRAIN) for width in {*fed}}
-    # Lines extrapolated over contexts may cross; costs do not fall all the same.
-    cost = list(accumulate((costs[width] for width in fed), max))
-    return CostCurve(tuple(cost), tuple(_slopes(cost)))
+def fitting(width: int, widths: tuple[int, ...]) -> int:
+    """Return the least of `widths` that holds `width` tokens; `width` itself if none does."""
+    place = bisect_left(widths, width)
+    return widths[place] if place < len(widths) else width
 
 
 def _slopes(cost: list[float]) -> list[float]:
-    """Return for every point the least slope to one on its right; 0 for the last.
+    """Return for every point the least slope to a point on its right; 0 for the last.
 
-    It leads to the next vertex of the lower convex hull of the points from here on, which grows
-    from right to left (Andrew's monotone chain).
+    That point is the next vertex of the lower convex hull of the points on the right, which is
+    built from right to left (Andrew's monotone chain).
     """
     slopes = [0.0] * len(cost)
     hull = [len(cost) - 1]
@@ -162,7 +149,8 @@ def _slope(cost: list[float], left: int, right: int) -> float:
 
 
 def _interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    """Piecewise linear through the points, extrapolated after the last two, level before them."""
+    """Interpolate linearly between points; extrapolate from the last two, and to the left use the
+    first one's value."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
     right = min(bisect_left(xs, x), len(xs) - 1)

@@ -17,8 +17,8 @@ from .tree import TokenTree
 from .window import WindowBlock
 
 Successors: TypeAlias = Sequence[dict[int, float]]
-"""For each output of a step its most probable next tokens with their probabilities, best first;
-empty where the draft asked for none, or logits are NaN."""
+"""For each output of a step the most probable next tokens with their probabilities, best first.
+Empty if the draft asked for none, or if logits are NaN."""
 
 
 @dataclass(slots=True)
@@ -31,49 +31,48 @@ class State:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """The settings by which the next tokens are chosen."""
     end: int = sys.maxsize
-    """Length at which the text ends at the latest."""
+    """The most tokens that prompt and answer may have together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room for the next step."""
+    """The limits of the next step, which the executor sets."""
 
     depth: int = 0
     """Depth of the deepest tree node that could still be committed."""
     reach: int = 0
-    """Positions after the current token that the context has, up to where rotary frequencies
-    change."""
+    """The largest distance of a window cell from the current token.  Neither the context nor the
+    model's rotary frequencies may end before that."""
     width: int = sys.maxsize
-    """The most tokens of a step that fit in memory, `loads` and padding included; with several
-    ranks, of a single rank's step.  The end of a prompt, which the first step takes along, is left
-    out."""
+    """The most tokens in a step that fit in memory, `loads` and padding included; if ranks share
+    steps, in one rank's part.  The prompt tokens that the first step feeds do not count."""
     loads: Sequence[int] = (1,)
-    """By rank, the tokens that it feeds beside the draft: the current one, and committed ones that
-    are fed again."""
+    """For each rank, the tokens that it feeds beside the draft: the current one, and committed ones
+    that are fed again."""
     branches: bool = True
     """Whether a tree may have more than one path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The candidates that a strategy wants to try in one step."""
+    """The candidates that a strategy tries in one step."""
 
     tree: TokenTree = field(default_factory=TokenTree)
     """Candidates after the current token."""
     window: WindowBlock | None = None
     """Cells of the lookahead window."""
     width: int = 1
-    """Tokens that the step is padded to, if it has fewer."""
+    """The step is padded to this many tokens, if it has fewer."""
     successors: int = 0
-    """The number of successors of every output that the strategy wants to see; 0 for none."""
+    """How many successors of every output the strategy asks for; 0 for none."""
     limit: int = sys.maxsize
-    """With several ranks, the most tokens that one of them feeds, `Room.loads` included."""
+    """For `ranks`, which divide the draft: the most tokens that one feeds, its load included."""
     widths: tuple[int, ...] = ()
-    """With several ranks, the only widths that their steps may have, ascending; () for any."""
+    """For `ranks`: the only widths that their steps may have, ascending; () for any."""
 
     @property
     def outputs(self) -> int:
-        """Rows whose logits are wanted: the current token's, the nodes', the window's last row."""
+        """The number of outputs: the current token, the nodes, the window's last row."""
         return 1 + len(self.tree) + (len(self.window.last_row) if self.window else 0)
 
 
@@ -84,13 +83,12 @@ class StepResult:
     nodes: list[int]
     """The accepted nodes, in the order of the text."""
     tokens: list[Token]
-    """Those that join the text: the accepted ones and the bonus token."""
+    """The tokens that join the text: those of the accepted nodes, and the bonus token."""
     best: Sequence[int]
-    """The most probable token after the current token and each tree node, then after each cell of
-    the window's last row.  Logits processors do not count, nor does a repetition penalty beside
-    them."""
+    """The most probable token after each output.  Logits processors are not applied; a repetition
+    penalty is, unless there are processors."""
     successors: Successors = ()
-    """The most probable tokens after the same outputs."""
+    """The most probable tokens after each output, as many as the draft asked for."""
 
     def detail(self, current: int, draft: Draft) -> Detail:
         """Return the step after a current token as plain numbers, for display."""
@@ -110,14 +108,15 @@ class StepResult:
 class Strategy:
     """Proposes a draft for each step and observes what the model made of it.
 
-    This one proposes nothing: one token per step, the oracle of all other strategies.
+    This base class proposes nothing, so it is plain decoding: one token per step.  The texts of all
+    other strategies are compared with its texts.
     """
 
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""
 
     def propose(self, state: State, room: Room) -> Draft:
-        """What to try after the current token, within the room that there is.
+        """Return what to try after the current token, within the limits of `room`.
 
         If memory does not suffice for the draft, this method is called again with less room, and
         the first draft is never observed.
@@ -125,10 +124,10 @@ class Strategy:
         return Draft()
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
-        """A step is over; `state` holds the tokens that it committed, those of `result`.
+        """Learn from a step.
 
         Args:
-            state: the text.
-            draft: that was tried: the proposed one, or as much of it as ranks had room for.
-            result: of the model.
+            state: the text, which ends with the tokens of `result`.
+            draft: the draft that was tried: the proposed one, or what ranks had room for.
+            result: what the model made of it.
         """

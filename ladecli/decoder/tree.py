@@ -1,11 +1,11 @@
-"""Candidates merged by common prefix, so that a shared token is verified once; and the walk that
-accepts them.
+"""The tree of candidates, which are merged so that a common start is verified once, and the walk
+that accepts them.
 
-At every node the model's own token is chosen (the most probable, or a sample).  If a child
-holds it, the walk descends and the token is accepted; if not, the token is emitted and the
-walk ends.  That is exact whatever the drafts are: at every node the token is the one that plain
-decoding would choose there (`sampling`), and a draft decides only whether what follows it is
-computed already.
+At every node the model's own token is chosen (the most probable one, or a sample).  If a child
+has this token, the token is accepted and the walk goes on there; if not, it is the bonus token and
+the walk ends.  That is exact whatever the draft is: at every node the token is the one that plain
+decoding would choose there (`sampling`), and a draft decides only whether the logits after it are
+there already.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from itertools import takewhile
 from .events import Token
 
 ROOT = -1
-"""The parent of first-level nodes: the current token, which is no node of the tree."""
+"""The parent of first-level nodes: the current token, which is not a node of the tree."""
 
 Choose = Callable[[int, Sequence[int]], int]
-"""Output row (0 is the current token, i + 1 is node i) and accepted path -> token id."""
+"""(output, tokens of the accepted path) -> token id; output 0 is the current token's, i + 1 that of
+node i."""
 
 
 def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
@@ -64,15 +65,15 @@ class TokenTree:
         """Add a candidate path, up to the point where the tree would exceed `limit` nodes."""
         node = ROOT
         for token in candidate:
-            known = self.child(node, token)
-            if known is None:
+            child = self.child(node, token)
+            if child is None:
                 if len(self.tokens) >= limit:
                     return
-                known = self.grow(node, token, source)
-            node = known
+                child = self.grow(node, token, source)
+            node = child
 
     def grow(self, parent: int, token: int, source: str) -> int:
-        """Add a node that is not there yet; returns its number."""
+        """Add a node that is not there yet; return its number."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)

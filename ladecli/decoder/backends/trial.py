@@ -125,7 +125,7 @@ class Trial:
     def _ranks(self, executor: Executor) -> bool:
         """Return whether the executor finds the most probable tokens."""
         logits = self.expected[-2:].to(executor.device, executor.model.dtype)
-        found, shares = executor.most_probable(logits, RANKED)
+        found, shares = executor.ranking(logits, RANKED)
         ids, expected = most_probable(logits, RANKED)
         # Of those that are equally probable, any may be ranked first.
         same = torch.equal(logits.gather(1, found), logits.gather(1, ids))

@@ -1,14 +1,16 @@
-"""One small online language model that all draft sources feed: its tables, and its predictions.
+"""The n-gram model: a small language model that all draft sources feed as the text grows.
 
-Evidence is of two kinds: tokens that followed a context (in the text, in the n-grams of the
-lookahead window), counted with decay; and the model's own most probable successors, which steps
-compute anyway ("recycled": Luo et al., "Turning Trash into Treasure: Token Recycling", 2024).
-A backoff model interpolates them: the longest known context takes its share of the probability
-and leaves the rest to shorter ones (Witten and Bell, 1991).  A token without any evidence has the
-prior: what the model expected after other tokens when they were new.
+It holds two kinds of evidence: decayed counts of the tokens that followed a context, in the text or
+in the n-grams of the lookahead window; and the most probable tokens after a context as the large
+model itself had them, which steps compute anyway ("recycled": Luo et al., "Turning Trash into
+Treasure: Token Recycling", 2024).  Predictions back off from long contexts to short ones: the
+longest known context takes its share of the probability and leaves the rest to shorter ones (Witten
+and Bell, 1991).  After a token that was never seen, the prior is used: what the large model expects
+after new tokens on average.
 
-A context is the last one to four tokens packed into an integer of 20 bits a token, with a table
-for each length.  A row holds the successors of one context: count or probability by token.
+A context is the last one to four tokens, packed into an integer with 20 bits for each, and there is
+a table for each length.  A row of a table holds the successors of one context: a count or a
+probability by token.  In this file, "the model's successors" are those of the large model.
 """
 
 from __future__ import annotations
@@ -16,85 +18,86 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from ..tree import TokenTree
+from ..tree import TokenTree
 
-Row: TypeAlias = "dict[int, float]"
-Table: TypeAlias = "dict[int, Row]"
-Ranked: TypeAlias = "list[tuple[float, int, int]]"
+Row: TypeAlias = dict[int, float]
+Table: TypeAlias = dict[int, Row]
+Ranked: TypeAlias = list[tuple[float, int, int]]
 """Probability, token and kind of evidence of some successors, best first."""
-Repeated: TypeAlias = "tuple[int, float] | None"
-"""The token with which a repeated span goes on, and its probability; None without a span."""
+Repeated: TypeAlias = tuple[int, float] | None
+"""The next token of a repeated span, and its probability; None without a span."""
 
 ORDER = 4
-"""Tokens of the longest context."""
+"""The number of tokens in the longest context."""
 TOKEN_BITS = 20
-"""Vocabularies have up to a million ids."""
+"""The bits of a token id; vocabularies have up to a million ids."""
 TOKEN = (1 << TOKEN_BITS) - 1
 WINDOW = 1 << TOKEN_BITS
-"""Added to counted tokens that the window's n-grams showed last."""
+"""A flag on counted tokens that were last seen in the window's n-grams, not in the text."""
 WINDOW_WEIGHT = 0.25
-"""The weight of a token of these, relative to one of accepted text."""
+"""The count of a token in these n-grams; a token in the text counts 1."""
 MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))
-"""By length of context."""
+"""By length, the bits of a context that short."""
 CONTEXTS = 1 << 16
-"""Contexts in a table; the oldest go first."""
+"""The most contexts in a table; the oldest are dropped first."""
 MAX_SUCCESSORS = 6
-"""Of a context; further ones cost time and are hardly ever right."""
+"""The most successors of a context; further ones cost time and are hardly ever right."""
 MAX_CHILDREN = 8
 """The most children of a tree node."""
 SAMPLED_SUCCESSORS = 12
-"""Remembered when tokens are drawn, where a rare one may come next."""
+"""The number of the model's successors that are kept if tokens are drawn: a rare one may come."""
 PRIOR_SUCCESSORS = 64
-"""Tokens in the prior."""
+"""The number of tokens in the prior."""
 PRIOR_ROWS = 12
-"""Rows that the prior learns at once, since ranking takes time."""
+"""The prior learns this many rows at once, since ranking takes time."""
 PRIOR_DECAY = 0.95
-"""The decay of the prior when it learns another row."""
+"""The decay of the prior for each row that it learns."""
 DECAY = 0.7
 """The decay of a context's counts when a new token is counted."""
 NEGLIGIBLE = 0.2
-"""Shorter contexts are not looked up once no more than this much probability is left."""
+"""Shorter contexts are not looked up if they can share at most this much probability."""
 DISCOUNTS = (0.0, 8.0, 4.0, 2.0, 1.0)
-"""By length of context: the total of counts that gets half of the probability left."""
+"""By length of context, the sum of counts that gets half of the probability left."""
 MODEL_SHARES = (0.0, 0.65, 0.7, 0.8, 0.95)
-"""By length of context: what the model's own successors get of the probability left."""
+"""By length of context, the share of the model's successors in the probability left."""
 
+# Each prediction has a kind of evidence.  How often predictions of a kind come true is recorded,
+# and corrects the probabilities of later ones.
 REPEATED = 0
-"""The kind of a token that continues a repeated span: the span's source calibrates it."""
+"""The kind of a token that continues a repeated span, which `ContextSource` calibrates."""
 EVIDENCE = ("context", "trajectory", "recycled")
-"""Kinds of evidence after a context, calibrated separately for each length: tokens counted in text,
-tokens counted in n-grams of the window, the model's successors.  Kind 1 + 3 * length + index."""
+"""The evidence that a context of some length can have: tokens counted in the text, tokens counted
+in the window's n-grams, the model's successors.  Its kind is 1 + 3 * length + index in this."""
 PRIOR = 3
-"""The kind of the prior: the model's successors after a context of no token."""
+"""The kind of the prior: the model's successors after a context of length 0."""
 KINDS = 1 + 3 * (ORDER + 1)
 SOURCE_OF_KIND = ("context", *EVIDENCE * (ORDER + 1))
-"""By kind, the source that a draft token is said to be of."""
+"""By kind, the source that is shown for a draft token."""
 CALIBRATION_DECAY = 0.98
-"""The decay of a kind's record when it is tried again."""
+"""The decay of a kind's record with each trial."""
 CALIBRATION_PRIOR = 2.0
-"""Expected hits at which a record counts as much as no correction."""
+"""The number of expected hits that counts as much as having no record."""
 MAX_CALIBRATION = 3.0
-"""The most by which a record raises probabilities."""
+"""The largest factor by which a record raises probabilities."""
 
 
 class RepeatedSpan(NamedTuple):
-    """An earlier passage that the end of the text repeats."""
+    """What followed an earlier passage that the end of the text repeats."""
 
     tokens: Sequence[int]
-    """The sequence that holds the passage."""
+    """The corpus that the passage is in."""
     start: int
-    """Index in `tokens` of what follows if the text repeats it further."""
+    """The index in `tokens` of the next token, if the text repeats the passage further."""
     end: int
-    """Index after its last usable token."""
+    """The index after the last token that may be repeated."""
     probability: float
-    """That the next token is repeated too."""
+    """The probability that the next token is repeated, too."""
 
 
 def pack(tokens: Sequence[int]) -> int:
-    """Return the context after some tokens: the last `ORDER` of them, in an integer."""
+    """Return the context that some tokens end with: the last `ORDER` of them in an integer."""
     context = 0
     for token in tokens[-ORDER:]:
         context = context << TOKEN_BITS | token
@@ -102,13 +105,13 @@ def pack(tokens: Sequence[int]) -> int:
 
 
 class NgramModel:
-    """Learns which tokens follow which, and says what may follow a context.
+    """Learns which tokens follow which, and predicts what follows a context.
 
     Attributes:
-        counts: by length of context, decayed counts of the tokens that followed.
-        model_successors: by length of context, the model's successors after a text or a candidate.
-        prior: decayed mean of the model's successors after tokens that were new, best first.
-        expected_hits, hits: by kind of evidence, the sum of its probabilities that were compared
+        counts: by length of context, a table of counts.
+        model_successors: by length of context, a table of the model's successors.
+        prior: the decayed mean of the model's successors after new tokens, best first.
+        expected_hits, hits: by kind of evidence, the sum of the probabilities that were compared
             with the text, and how often the text agreed; both decayed.
     """
 
@@ -116,7 +119,7 @@ class NgramModel:
         self.counts: list[Table] = [{} for _ in MASKS]
         self.model_successors: list[Table] = [{} for _ in MASKS]
         self.prior: Row = {}
-        self._new_rows: list[Row] = []  # that the prior is still to learn
+        self._new_rows: list[Row] = []  # rows that the prior has not learned yet
         self.expected_hits, self.hits = [0.0] * KINDS, [0.0] * KINDS
         # By kind of evidence, the factor by which its probabilities are corrected.
         self._calibration = [1.0] * KINDS
@@ -128,9 +131,9 @@ class NgramModel:
         """Count tokens that follow one another, each under up to four tokens before it.
 
         Args:
-            texts: accepted ones, or n-grams.
-            first: index of the first token of each that is new.
-            window: whether they are n-grams of the lookahead window.
+            texts: accepted texts, or n-grams.
+            first: the index in each text of the first token to count.
+            window: whether the texts are n-grams of the lookahead window.
         """
         weight, flag = (WINDOW_WEIGHT, WINDOW) if window else (1.0, 0)
         for text in texts:
@@ -139,10 +142,9 @@ class NgramModel:
                 key = text[index] | flag
                 for order in range(1, min(index, ORDER) + 1):
                     counts = self.counts[order].setdefault(context & MASKS[order], {})
-                    # Everything before counts a little less.
                     for known in counts:
                         counts[known] *= DECAY
-                    # The token may have been seen from the other source last.
+                    # The token may have the other flag, if it was last seen elsewhere.
                     before = counts[key] if key in counts else counts.pop(key ^ WINDOW, 0.0)
                     if not before and len(counts) >= MAX_SUCCESSORS:
                         del counts[min(counts, key=counts.__getitem__)]
@@ -154,9 +156,9 @@ class NgramModel:
         """Remember the model's successors after a text and after each node of a tree.
 
         Args:
-            text: at least its last four tokens, if it has as many.
+            text: the text, or its last four tokens.
             tree: candidates after the text.
-            rows: after the text, then after each node; at most `SAMPLED_SUCCESSORS` each.
+            rows: the successors after the text, then after each node.
         """
         contexts = [pack(text)]
         for parent, token in zip(tree.parents, tree.tokens, strict=True):
@@ -171,7 +173,7 @@ class NgramModel:
         _forget_oldest(self.model_successors)
 
     def _learn_prior(self, rows: Sequence[Row]) -> None:
-        """Add the model's successors after tokens that are new, some rows at a time."""
+        """Add rows to the prior, `PRIOR_ROWS` or more at a time."""
         self._new_rows += rows
         if len(self._new_rows) < (PRIOR_ROWS if self.prior else 1):
             return
@@ -188,13 +190,13 @@ class NgramModel:
         """Return the successors of a packed context whose probabilities exceed `floor`.
 
         Args:
-            context: see `pack`.
-            floor: shorter contexts are not looked up if they can add at most this.
-            repeated: takes its probability first.
+            context: a context from `pack`.
+            floor: the least probability; shorter contexts that cannot exceed it are not looked up.
+            repeated: a token that takes its probability before all others.
         """
         calibration, left, last = self._calibration, 1.0, context & TOKEN
         if repeated is None and last not in self.model_successors[1] and last not in self.counts[1]:
-            # Nothing is known of the token: it is new.
+            # The last token is new.
             prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
             return _exceeding(floor, prior, 1.0, self._calibration[PRIOR], PRIOR)
         found: Row = {}
@@ -203,20 +205,20 @@ class NgramModel:
             token, probability = repeated
             found[token], kinds[token], left = probability, REPEATED, 1.0 - probability
         levels, pair = self._longest_first, context & MASKS[2]
-        # Whatever was seen after a longer context was seen after its last pair, too.
+        # If the last two tokens are no known context, then no longer one is known, either.
         if pair not in self.model_successors[2] and pair not in self.counts[2]:
             levels = levels[-2:]
         for mask, model_successors, counts, order in levels:
-            # First comes what the model itself expected after this context,
+            # The model's successors take their share first.
             if (row := model_successors.get(context & mask)) is not None:
                 kind, unit = 3 * order + 3, left * MODEL_SHARES[order]
                 left -= unit
-                if left <= NEGLIGIBLE and not found:  # the common case: this is nearly all
+                if left <= NEGLIGIBLE and not found:  # the common case, made fast
                     return _exceeding(floor, row.items(), unit, calibration[kind], kind)
                 for token, probability in row.items():
                     found[token] = found.get(token, 0.0) + unit * probability
                     kinds.setdefault(token, kind)
-            # ... then what followed it; shorter contexts share the probability that is left.
+            # Counted tokens come next; shorter contexts share what is left.
             if (row := counts.get(context & mask)) is not None:
                 total = sum(row.values())
                 unit = left / (total + DISCOUNTS[order])
@@ -238,15 +240,15 @@ class NgramModel:
     def calibrate(
         self, looked_up: Mapping[int, Ranked], tokens: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Compare a tree's probabilities with the tokens that the text got, kind by kind.
+        """Compare predictions with the tokens that a step committed, and correct later ones.
 
-        The successors of the current token and of every accepted node are trials of their
-        probabilities, whether they became nodes or not.  So a kind whose probabilities were
-        corrected downwards can recover without being drafted.
+        All successors that were looked up after the current token and after accepted nodes are
+        compared, whether they became nodes or not.  So a kind whose probabilities were corrected
+        downwards can recover without being drafted.
 
         Args:
             looked_up: the successors that the tree was grown from; see `TreeSearch`.
-            tokens: what the last step committed.
+            tokens: the tokens that the step committed.
             accepted: the accepted nodes of the tree, in order.
         """
         expected, hits, before = self.expected_hits, self.hits, self._calibration.copy()
@@ -263,7 +265,7 @@ class NgramModel:
 def _exceeding(
     floor: float, row: Iterable[tuple[int, float]], unit: float, calibration: float, kind: int
 ) -> Ranked:
-    """Return the tokens of a row whose calibrated parts of `unit` exceed `floor`, in its order."""
+    """Return the successors in a row whose calibrated shares of `unit` exceed `floor`."""
     return [
         (calibrated, token, kind)
         for token, probability in row
@@ -272,7 +274,7 @@ def _exceeding(
 
 
 def _forget_oldest(tables: Sequence[Table]) -> None:
-    """Bound the tables; a sixteenth goes at once, since finding the oldest takes a pass."""
+    """Drop the oldest contexts of large tables, a sixteenth at once, since that takes a pass."""
     for table in tables:
         if len(table) > CONTEXTS:
             excess = len(table) - CONTEXTS + CONTEXTS // 16

@@ -1,35 +1,33 @@
-"""The sources of drafts, which turn what a step showed into evidence for the n-gram model.
+"""The sources of drafts, which turn the outcome of a step into evidence for the n-gram model.
 
-A new one is a class here, and a row of `SOURCES`.
+A new source is a class here, and a row of `SOURCES`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ..tree import common_prefix
+from ..tree import TokenTree, common_prefix
 from .ngram_model import ORDER, NgramModel, RepeatedSpan, Row
 from .suffix_automaton import SuffixAutomaton
 
-if TYPE_CHECKING:
-    from ..tree import TokenTree
-
 BOUNDARY = -1
-"""Separates texts that do not continue one another."""
+"""A token between texts in the corpus."""
 OVERLAP = 32
-"""Tokens before a fork that are repeated, so that passages across it are found."""
+"""If a text differs from the last one after a common start, this many tokens of the start are added
+to the corpus again, so that passages across the difference are found."""
 MAX_CORPUS = 1 << 16
-"""Tokens kept when a text begins; of more, the older half goes."""
+"""If the corpus has more tokens than this when a text begins, the newest half as many are kept."""
 LENGTHS = (ORDER + 1, 8, 16, 32)
-"""Repeated passages of at least these lengths are calibrated separately."""
+"""The classes of repeated passages: those of at least these many tokens."""
 PRIORS = (0.55, 0.7, 0.85, 0.95)
-"""By class of length, the probability to go on before there is a record."""
+"""By class, the assumed probability that a passage goes on, before it was tried."""
 PRIOR_TRIALS = 8.0
-"""Trials at which a record counts as much as the prior."""
+"""The number of trials that counts as much as this assumption."""
 RECORD_DECAY = 0.98
-"""The decay of a record when it is tried again."""
+"""The decay of a class's record with each trial."""
 
 
 class Observation(NamedTuple):
@@ -38,18 +36,18 @@ class Observation(NamedTuple):
     text: Sequence[int]
     """Prompt and committed tokens, those of this step included."""
     new: int
-    """Tokens that the step committed."""
+    """How many tokens the step committed."""
     tree: TokenTree
-    """The candidates that were verified, after the text without the new tokens."""
+    """The candidates that were verified; they follow the text without the new tokens."""
     successors: Sequence[Row]
-    """The model's most probable tokens with their probabilities, after the text without the new
-    tokens and then after each candidate; empty where the step did not ask for them."""
+    """The model's most probable tokens with their probabilities: after the text without the new
+    tokens, then after each candidate.  Empty if the step did not ask for them."""
     ngrams: Sequence[Sequence[int]]
-    """Those that the lookahead window closed."""
+    """The n-grams that the lookahead window completed."""
 
 
 class Source:
-    """Turns what a step showed into evidence for the n-gram model.
+    """Turns the outcome of a step into evidence for the n-gram model.
 
     Attributes:
         model: learns the evidence.
@@ -66,25 +64,26 @@ class Source:
 
 
 class ContextSource(Source):
-    """Counts the text, and finds the longest passage that its end repeats.
+    """Counts n-grams of the text, and finds the longest passage that its end repeats.
 
     Papers: Saxena, "Prompt Lookup Decoding", 2023; Hu et al., "SAM Decoding", 2024.
 
     Attributes:
         corpus: all texts so far, with `BOUNDARY` between them.
-        hits, trials: by class of length, how often a repeated passage went on.
+        hits, trials: by class in `LENGTHS`, how often the text went on like a repeated passage,
+            and how often the two were compared; both decayed.
     """
 
     def __init__(self, model: NgramModel) -> None:
         super().__init__(model)
         self.corpus = SuffixAutomaton()
         self.hits, self.trials = [0.0] * len(LENGTHS), [0.0] * len(LENGTHS)
-        # The current text, which ends the corpus, and the indices of all boundaries.
+        # The current text, with which the corpus ends, and the indices of all boundaries.
         self._text: list[int] = []
         self._boundaries: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Learn what the prompt adds to the last text."""
+        """Learn the part of the prompt that the last text does not start with."""
         self._forget_oldest()
         common = common_prefix(prompt, self._text)
         if common < len(self._text):
@@ -94,7 +93,7 @@ class ContextSource(Source):
         self._append(prompt)
 
     def learn(self, step: Observation) -> None:
-        """Learn the accepted tokens, and whether the text kept repeating itself."""
+        """Learn the committed tokens, and whether the text went on like the passage it repeats."""
         text, new = step.text, step.new
         if (span := self.repeated_span()) is not None:
             length, _ = self.corpus.longest_match()
@@ -113,7 +112,7 @@ class ContextSource(Source):
         length, start = self.corpus.longest_match()
         if length < LENGTHS[0]:
             return None
-        # Nothing after a boundary follows what is before it.
+        # A passage ends with its text.
         index = bisect_left(self._boundaries, start)
         end = self._boundaries[index] if index < len(self._boundaries) else len(self.corpus)
         group = _length_class(length)
@@ -122,7 +121,7 @@ class ContextSource(Source):
         return RepeatedSpan(self.corpus.tokens, start, end, probability)
 
     def add(self, text: Iterable[int]) -> None:
-        """Append texts that later ones may repeat; the next text is a new one."""
+        """Append texts that later ones may repeat."""
         self._forget_oldest()
         if self._text:
             self._extend(BOUNDARY)
@@ -144,10 +143,10 @@ class ContextSource(Source):
         self.corpus.extend(token)
 
     def _append(self, text: Sequence[int]) -> None:
-        """Count and index what the text has after the part that is known."""
+        """Count and index the part of the text that is new."""
         known = len(self._text)
         before = min(known, ORDER)
-        # The first token of a text follows nothing.
+        # The first token of a text has no context to be counted under.
         self.model.learn([text[known - before :]], max(before, 1))
         for token in text[known:]:
             self.corpus.extend(token)
@@ -155,8 +154,7 @@ class ContextSource(Source):
 
 
 class TrajectorySource(Source):
-    """Counts the n-grams that the window closes (Fu et al., 2024), each token under those before
-    it."""
+    """Counts the n-grams that the window completes (Fu et al., 2024)."""
 
     def learn(self, step: Observation) -> None:
         """Count the n-grams of a step."""
@@ -164,10 +162,10 @@ class TrajectorySource(Source):
 
 
 class RecycledSource(Source):
-    """Remembers the model's own successors under the contexts of a step's tokens.
+    """Remembers the model's most probable successors after each token of a step.
 
     Luo et al. (2024; see `ngram_model`) remember them by single token.  Under contexts of up to
-    four tokens they are nearly always still the model's own next time.
+    four tokens, the model nearly always chooses among the same successors again.
     """
 
     def learn(self, step: Observation) -> None:
@@ -183,8 +181,8 @@ SOURCES: dict[str, type[Source]] = {
     "context": ContextSource,
     "recycled": RecycledSource,
 }
-"""By name, in the order in which they learn from a step.  Newer counts outweigh older ones, so
-accepted text comes after the n-grams of the window, which are worse evidence."""
+"""The sources by name, in the order in which they learn from a step.  Newer counts outweigh older
+ones, so the accepted text comes after the n-grams of the window, which are worse evidence."""
 
 
 def _length_class(length: int) -> int:

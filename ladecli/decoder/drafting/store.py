@@ -1,5 +1,5 @@
-"""What drafts are made from, kept from one generation to the next, and its form on disk; and the
-speculation budget: what drafts may lose in all."""
+"""What drafts are made from, which is kept from one generation to the next and saved to disk; and
+the speculation budget."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from .ngram_model import ORDER, NgramModel, pack
 from .sources import BOUNDARY, SOURCES, ContextSource
 
 SAVED_TEXT = 1 << 14
-"""Tokens of text that are saved, the newest ones."""
+"""The newest tokens of text, this many, are saved."""
 SAVED_ROWS = 1 << 12
-"""Tokens of it after which the model's successors are saved too."""
+"""The model's successors after the newest tokens, this many, are saved."""
 SAVED_NGRAMS = 1 << 10
-"""N-grams of the paper's pool that are saved."""
+"""The most n-grams of the paper's pool that are saved."""
 LOSS_PER_TOKEN = 0.01
-"""The loss that drafts may cause per token of text, in plain steps."""
+"""The loss that drafts may cause for each token of text, in plain steps."""
 INITIAL_BALANCE = 2.0
 """The initial allowance for exploratory drafts, in plain steps."""
 MAX_DEFICIT = 4.0
-"""How far the balance may fall below zero before drafts pause, in plain steps.  Those of a negative
-balance are expected to pay; a text whose drafts pause early has none of what they would bring."""
+"""How far the balance may fall below zero before drafts pause, in plain steps.  Drafts at a
+negative balance are expected to pay, and pausing them too early loses what they would bring."""
 MAX_WINDOW_DEFICIT = 0.75
-"""The same before a window pauses: it pays later, if at all."""
+"""The same for the window, which pays later, if at all."""
 
 
 class SpeculationBudget:
     """Keeps drafts from costing more than they bring.
 
-    A step that costs c plain steps and yields t tokens gains t - c.  Beyond `LOSS_PER_TOKEN` for
-    each token, the first text of a session takes at most `INITIAL_BALANCE`, `MAX_DEFICIT` and one
-    step more than plain decoding, and one that follows losses `MAX_DEFICIT` and one step, as far as
-    the cost curve is right.
+    A step that costs c plain steps and yields t tokens gains t - c.  If the cost curve is right,
+    the first text of a session takes at most this much longer than plain decoding:
+    `LOSS_PER_TOKEN` for each token, `INITIAL_BALANCE`, `MAX_DEFICIT` and one step.  A text after
+    losses has no `INITIAL_BALANCE`.
 
     Attributes:
-        balance: in plain steps.
+        balance: what drafts have gained and may still lose, in plain steps.
     """
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class SpeculationBudget:
     def may_run_window(self) -> bool:
         """Whether the next step may have a window.
 
-        When a window could use up all of the deficit, and so stop all drafts, the demo made 1.14
-        tokens per step with all sources on a CPU instead of 1.34 to 1.41.
+        When the window could use up the whole deficit, and so stop all drafts, the demo made 1.14
+        tokens per step with all sources on a CPU, instead of 1.34 to 1.41.
         """
         return self.balance >= -MAX_WINDOW_DEFICIT
 
     @property
     def may_explore(self) -> bool:
-        """Whether candidates may be tried for what they teach, and not only for what they yield."""
+        """Whether candidates may be tried because of what they teach, if they do not pay."""
         return self.balance > 0.0
 
     def update(self, tokens: int, cost: float) -> None:
@@ -76,16 +76,16 @@ class SpeculationBudget:
 class DraftStore:
     """Everything that drafts are made from; exactness does not depend on any of it.
 
-    All evidence is used, whatever source it came from; the `sources` of a generation decide what
-    the generation adds.
+    A generation learns from its own `sources`, and uses what any source has ever learned.
 
     Attributes:
-        model: the online n-gram model.
-        sources: all that can feed it, by name.
-        context: the one that keeps the texts.
+        model: the n-gram model.
+        sources: all sources by name.
+        context: the source that keeps the texts.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
-        budget: what drafts may lose.
-        broken: true while the store learns, and after Ctrl-C in between: start a new store then.
+        budget: the speculation budget.
+        broken: set by those who update the store, while they do; it stays set if Ctrl-C or an error
+            ends the update, and the store must be replaced then.
     """
 
     def __init__(self) -> None:
@@ -106,11 +106,11 @@ class DraftStore:
         self.broken = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the newest part of it as lists of numbers, for JSON: at most about 75,000 of them,
-        125,000 where tokens are drawn.
+        """Return the newest part as lists of numbers for JSON, at most about 75,000 of them, or
+        125,000 if tokens are drawn.
 
-        What accepted text taught is derived from the text again; of the model's successors, those
-        after accepted text are saved.
+        The text itself is saved, not what was counted in it; and the model's successors after
+        accepted text, not those after other candidates.
         """
         text = self.context.corpus.tokens[-SAVED_TEXT:]
         rows = []
@@ -124,11 +124,11 @@ class DraftStore:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], vocabulary: int) -> DraftStore:
-        """A store of what `to_dict` returned.
+        """Make a store of what `to_dict` returned.
 
         Args:
-            data: as JSON gives it back.
-            vocabulary: token ids are below this.
+            data: the result of `to_dict`, read from JSON.
+            vocabulary: the size of the vocabulary, which token ids are below.
 
         Raises:
             DraftStateError: something is missing, of the wrong form, or out of range.
@@ -160,7 +160,7 @@ class DraftStore:
 
 
 def _tokens(values: list[Any], first: int, below: int) -> list[int]:
-    """Checked token ids."""
+    """Return the values if they are token ids; raise ValueError if not."""
     for value in values:
         if type(value) is not int or not first <= value < below:
             raise ValueError(f"{value!r} is no token id from {first} to {below - 1}")

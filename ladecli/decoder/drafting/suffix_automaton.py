@@ -1,4 +1,5 @@
-"""The longest suffix of a growing text that occurred before, in constant time per token.
+"""A suffix automaton, which finds the longest suffix of a growing text that occurred before, in
+constant time per token.
 
 Source: Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985.  Each
 state stands for the substrings that end at the same places.  Memory is linear: a text of n
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 
 class SuffixAutomaton:
-    """Knows every substring of a text, and where it ended first.
+    """Holds every substring of a text, and where it first ended.
 
     Attributes:
         tokens: the text so far; append to it with `extend` only.
@@ -19,8 +20,9 @@ class SuffixAutomaton:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        # By state: where each next token leads, the state of its longest suffix that ends at
-        # more places, the length of its longest substring, and the first index where it ends.
+        # By state: the state that each next token leads to, the state of the longest suffix that
+        # ends at more places, the length of the longest substring, and the first index where it
+        # ends.
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
         self._length = [0]

@@ -1,11 +1,11 @@
-"""The draft: the tree of the most probable continuations of a text, grown best first.
+"""The search for the tree of the most probable continuations of a text, best first.
 
 The probability of a node is the product of the probabilities along its path.  The search keeps a
-frontier of what may come next, and takes its most probable entry each time.  That is one of two:
+frontier, and takes its most probable entry again and again.  There are two sorts of entries:
 
 1. A node of the tree.  Its successors are looked up, and the best one joins the frontier.
-2. A successor.  It becomes a node, and the next best successor of the same node joins the frontier.
-   So does the new node, with a guess at the probability of its best successor.
+2. A successor of a node.  It becomes a node, and the next best successor of its parent joins the
+   frontier.  So does the new node, with a guess at the probability of its best successor.
 
 The search ends when no further node pays, and the tree is cut to the size that pays most.
 """
@@ -34,31 +34,31 @@ from .ngram_model import (
     pack,
 )
 
-Entry: TypeAlias = "tuple[float, int, int, int | None]"
-"""Probability, order, node, and the place of its best successor that is not in the tree: None
+Entry: TypeAlias = tuple[float, int, int, int | None]
+"""Probability, order, node, and the index of its best successor that is not in the tree; None
 before its successors are looked up.  Of equally probable entries the oldest has the highest order.
 """
 
 OPTIMISM = 0.5
-"""Assumed probability of the best child of a node that was not looked up yet.  At 1.0 trees took
-a third longer to build and accepted no more."""
+"""The assumed probability of the best child of a node that was not looked up yet.  At 1.0 trees
+took a third longer to build, and no more of them was accepted."""
 EXPLORATION = 1.5
-"""Worth of a node relative to its probability to be accepted: its logits teach in any case.  By
-the cost curves of two processors a text took up to 2 % more time at 1.0, and 2.5 % at 2.0."""
+"""The worth of a node in relation to its probability to be accepted; more than 1, because its
+logits teach something in any case.  By the cost curves of two processors a text took up to 2 % more
+time at 1.0, and 2.5 % at 2.0."""
 
 
 class TreeSearch:
     """Grows the tree of the most probable continuations of a text.
 
     Args:
-        model: says what may follow.
-        text: ends with the current token; the last four tokens count.
+        model: the n-gram model.
+        text: the text, which ends with the current token; its last four tokens count.
         span: a passage that the text may be repeating.
-        sampling: how the next tokens are drawn; None for greedy.
+        sampling: the settings by which the next tokens are drawn; None for greedy.
 
     Attributes:
-        looked_up: by node + 1, so that 0 is the current token, the successors of the nodes of which
-            the search looked them up.
+        looked_up: the successors that were looked up, by node + 1; 0 is the current token.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TreeSearch:
         self._sampling = sampling
         self._length = len(text)
         self._span = span
-        # By node + 1, the current token first; `_contexts` of nodes that may be looked up only.
+        # By node + 1, the current token first; only nodes that may be looked up have `_contexts`.
         self._tokens, self._parents, self._depths = [0], [ROOT], [0]
         self._kinds, self._probabilities = [REPEATED], [1.0]
         self._contexts = {0: pack(text)}
@@ -90,10 +90,10 @@ class TreeSearch:
         Nodes come in the order of their probability to be accepted.
 
         Args:
-            depth: of the deepest node.
-            curve: what a step costs by number of nodes, up to the most that it may have.
-            exploration: worth of a node relative to its probability to be accepted.
-            children: of a node, at most; 1 for a chain.
+            depth: the depth of the deepest node.
+            curve: what a step costs by the number of nodes, up to the most that it may have.
+            exploration: see `EXPLORATION`.
+            children: the most children of a node; 1 for a chain.
         """
         if depth < 1:
             return TokenTree()
@@ -103,7 +103,7 @@ class TreeSearch:
         return TokenTree(tokens[1:last], parents[1:last], depths[1:last], sources)
 
     def _search(self, depth: int, curve: CostCurve, exploration: float, children: int) -> int:
-        """Add nodes until none pays any more; the size of the tree that pays most."""
+        """Add nodes until none pays any more; return the size of the tree that pays most."""
         tokens, parents, depths, kinds = self._tokens, self._parents, self._depths, self._kinds
         probabilities, contexts, looked_up = self._probabilities, self._contexts, self.looked_up
         cost, slope = curve.cost, curve.slope
@@ -112,22 +112,22 @@ class TreeSearch:
         expected, best, room = 1.0, 1.0 / cost[0], len(cost) - 1
         while frontier and size < room:
             probability, order, node, place = frontier.pop()
-            # Below this floor, no number of further nodes is worth its cost.
+            # Below this probability, no number of further nodes is worth its cost.
             floor = best * slope[size] / exploration
             if probability <= floor:
                 break
-            # Only `left` more nodes fit: nothing below the best `left` entries will be taken.
+            # Only `left` more nodes fit, so no entry below the best `left` will be taken.
             left = room - size
             if len(frontier) >= left and frontier[-left][0] > floor:
                 floor = frontier[-left][0]
             if place is None:
                 # Look up the node's successors; the best one joins the frontier.
-                if found := self._successors(node, floor):
+                if ranked := self._successors(node, floor):
                     newest -= 1
-                    following = min(found[0][0], 1.0) * probabilities[node]
+                    following = min(ranked[0][0], 1.0) * probabilities[node]
                     insort(frontier, (following, newest, node, 0))
                 continue
-            # Take the successor into the tree; the next best one takes its turn.
+            # Add the successor to the tree; the next best one joins the frontier.
             siblings = looked_up[node]
             _, token, kind = siblings[place]
             if (place := place + 1) < children and place < len(siblings):
@@ -141,11 +141,11 @@ class TreeSearch:
             depths.append(level)
             kinds.append(kind)
             probabilities.append(probability)
-            # The best size has the most expected tokens for the cost of its step.
+            # The best size has the most expected tokens for the cost of the step.
             expected += exploration * probability
             if expected >= best * cost[size]:
                 best, best_size = expected / cost[size], size
-            # The new node joins the frontier, if its successors can still count.
+            # The new node joins the frontier, if its successors can still be worth it.
             if level < depth and probability * OPTIMISM > floor:
                 contexts[size] = (contexts[node] << TOKEN_BITS | token) & MASKS[ORDER]
                 newest -= 1
@@ -156,29 +156,30 @@ class TreeSearch:
         """Look up the successors of a node whose paths' probabilities exceed `floor`."""
         level, span = self._depths[node], self._span
         repeated: Repeated = None
-        # The path along the span: the current token, and nodes that are repeated tokens.
+        # The path so far may repeat the span: the current token, then nodes of kind `REPEATED`.
         if span is not None and self._kinds[node] == REPEATED and span.start + level < span.end:
             repeated = span.tokens[span.start + level], span.probability
-        # All successors of the root are wanted: calibration compares them even if they do not pay.
+        # All successors of the root are looked up, to be calibrated even if they do not pay.
         floor = floor / self._probabilities[node] if node else 0.0
         if self._sampling is None:
-            found = self._look_up(self._contexts[node], floor, repeated)
+            ranked = self._look_up(self._contexts[node], floor, repeated)
         else:
-            # With noise, a low-probability token can still be drawn, so nothing is cut off.
-            found = self._look_up(self._contexts[node], 0.0, repeated)
-            found = _drawn(found, self._sampling, self._length + level, floor)
-        self.looked_up[node] = found = found[:MAX_CHILDREN]
-        return found
+            # With noise, an improbable token may be the one that is drawn, so there is no floor.
+            ranked = self._look_up(self._contexts[node], 0.0, repeated)
+            ranked = _drawn(ranked, self._sampling, self._length + level, floor)
+        self.looked_up[node] = ranked = ranked[:MAX_CHILDREN]
+        return ranked
 
 
-def _drawn(found: Ranked, sampling: SamplingConfig, position: int, floor: float) -> Ranked:
-    """Successors whose probabilities to be drawn at a position exceed `floor`, best first."""
-    tokens, probabilities = [token for _, token, _ in found], [p for p, _, _ in found]
-    drawn = drawn_probabilities(sampling, tokens, probabilities, position)
-    ranked = [
+def _drawn(ranked: Ranked, sampling: SamplingConfig, position: int, floor: float) -> Ranked:
+    """Return the successors whose probabilities to be drawn at a position exceed `floor`, best
+    first."""
+    tokens, estimates = [token for _, token, _ in ranked], [p for p, _, _ in ranked]
+    drawn = drawn_probabilities(sampling, tokens, estimates, position)
+    likely = [
         (probability, token, kind)
-        for probability, (_, token, kind) in zip(drawn, found, strict=True)
+        for probability, (_, token, kind) in zip(drawn, ranked, strict=True)
         if probability > floor
     ]
-    ranked.sort(reverse=True)
-    return ranked
+    likely.sort(reverse=True)
+    return likely

@@ -1,4 +1,4 @@
-"""Attention under an explicit mask: written out, and by PyTorch's own kernel."""
+"""Attention under an explicit mask: written out in float32, and by PyTorch's own kernel."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Attend = Callable[[Tensor, Tensor, Tensor, StepMask, Rules], Tensor]
 def reference_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
-    """Scores and softmax in float32: what the other backends are tested against.
+    """Compute attention with scores and softmax in float32; other backends are tested against this.
 
     Args:
         query: [1, H, T, D].
-        key, value: [1, K, S, D], cached slots and the step's own; each key head serves H / K
+        key, value: [1, K, S, D], the cached slots and the step's own; each key head serves H / K
             query heads.
-        mask: who sees whom.
-        rules: of the layer.
+        mask: which token sees which.
+        rules: the rules of the layer.
 
     Returns:
         [1, H, T, D] in the queries' dtype.
@@ -44,7 +44,7 @@ def reference_attention(
     if added is not None:
         scores = scores + added
     if sinks is not None:
-        # Scores of one more key, [1, K, G * T, 1].
+        # The scores of one more key, [1, K, G * T, 1].
         column = sinks.float().repeat_interleave(count).view(1, -1, groups * count, 1)
         scores = torch.cat([scores, column], dim=-1)
     out = torch.softmax(scores, dim=-1)[..., : key.shape[2]] @ value
@@ -54,9 +54,9 @@ def reference_attention(
 def sdpa_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
-    """`scaled_dot_product_attention`; arguments as in `reference_attention`.
+    """Compute attention by PyTorch's `scaled_dot_product_attention`; see `reference_attention`.
 
-    Soft caps and sinks are left to the reference: PyTorch's function has none.
+    That function has no soft caps and sinks, so layers with these are left to the reference.
     """
     scaling, window, softcap, sinks = rules
     if softcap is not None or sinks is not None:

@@ -1,4 +1,4 @@
-"""Layers of our own out of a loaded model's modules."""
+"""Make `Layer`s from the modules of a loaded model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from .mask import Rules
 
 
 class ModuleCalls:
-    """The product of linear modules that read the same input, called one by one as they are."""
+    """A `Projection` that calls the model's own modules, one after the other."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = list(modules)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out], the outputs side by side."""
+        """See `Projection`."""
         products = [module(x) for module in self._modules]
         return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
 def can_run(model: Any) -> bool:
-    """Return whether a model is of a family that `Transformer` is for, whole, and on one device.
-
-    A trial at load has the last word (`trial.Trial`).
+    """Return whether `Transformer` may run a model: its family is in `FAMILIES`, and the whole of
+    it is on one device.  `backends.trial` checks the result.
     """
     devices = {parameter.device for parameter in model.parameters()}
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
@@ -47,7 +46,17 @@ def layer_of(
     index: int,
     layer: Any,
 ) -> Layer:
-    """One layer of a model."""
+    """Make one layer.
+
+    Args:
+        text: the configuration of the text model.
+        family: what sets the family apart.
+        rotary: the kind of rotary embedding of every layer.
+        projection: makes one product of linear modules that read the same input.
+        norm: makes a norm of a module.
+        index: the index of the layer.
+        layer: its module.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     fused = hasattr(attention, "qkv_proj")
     qkv = [attention.qkv_proj] if fused else [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -55,7 +64,7 @@ def layer_of(
     window = getattr(text if family.window_in_config else attention, "sliding_window", None)
     softcap = text.attn_logit_softcapping if family.attention_softcap else None
     act = activation(text)
-    assert act is not None  # `can_run` leaves others out
+    assert act is not None  # `can_run` refuses other models
     norms = Norms(
         query=norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key=norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
@@ -79,7 +88,7 @@ def layer_of(
 
 
 def norm_of(family: Family, dtype: torch.dtype, module: Any) -> Norm:
-    """A norm of a model, for activations of a type."""
+    """Make a norm of a module, for activations of type `dtype`."""
     eps = getattr(module, "variance_epsilon", None) or module.eps
     weight = module.weight.detach()
     if dtype == torch.float32:

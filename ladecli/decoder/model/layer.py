@@ -1,6 +1,6 @@
 """A layer's weights and settings, and the operations between its products."""
 
-# Annotations are not postponed, as in `cpu_layouts`.
+# No `from __future__ import annotations`: TorchScript reads the annotations.
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Norm(NamedTuple):
     weight: Tensor
     """[n]; in float32 if the product with it is (Gemma), else in the activations' type."""
     eps: float  # added to the mean square
-    # On a CPU, in float32, √n times the weight, and √(n eps); see `rms_norm`.
-    scaled: Tensor | None = None
-    least: Tensor | None = None
+    # On a CPU, in float32; see `rms_norm`.
+    scaled: Tensor | None = None  # √n times the weight
+    least: Tensor | None = None  # √(n eps)
 
 
 class Norms(NamedTuple):
-    """The norms of a layer; one that its family does not have is None."""
+    """The norms of a layer; None for those that the family does not have."""
 
     query: Norm | None = None
     key: Norm | None = None
@@ -46,7 +46,7 @@ class Heads(NamedTuple):
 
 
 Projection = Callable[[Tensor], Tensor]
-"""[T, in] -> [T, out], the outputs of linear modules that read the same input side by side."""
+"""[T, in] -> [T, out]: the outputs, side by side, of linear modules that read the same input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Layer:
     heads: Heads
     norms: Norms
     attends: Rules
-    rotary: str | None
+    rotary: str | None  # the kind of rotary embedding; None for a layer without positions
     qkv: Projection
     out: Projection
     gate_up: Projection
@@ -66,24 +66,24 @@ class Layer:
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """All projections."""
+        """The four projections."""
         return self.qkv, self.out, self.gate_up, self.down
 
 
 def part(x: Tensor, start: int, end: int) -> Tensor:
-    """Return `x[:, start:end]` by a single call; TorchScript would take two slices."""
+    """Return `x[:, start:end]` by one call, where TorchScript would make two slices."""
     sliced: Tensor = torch.ops.aten.slice(x, 1, start, end)
     return sliced
 
 
 def rms_norm(x: Tensor, norm: Norm | None) -> Tensor:
-    """Return the norm of [..., n]; `x` itself without one."""
+    """Return the norm of `x`, [..., n]; `x` itself if `norm` is None."""
     if norm is None:
         return x
     scaled, least = norm.scaled, norm.least
     if scaled is not None and least is not None:
-        # By a row's length, in four kernels; torch takes six for its own on a CPU, and in half
-        # precision a dozen.
+        # The weight over the root mean square is √n times the weight over the length of the row.
+        # That takes four kernels; `torch.rms_norm` takes six on a CPU, and a dozen in 16 bits.
         wide = x.float()
         length = torch.linalg.vector_norm(wide, 2.0, [-1], True)
         return (wide * scaled).div_(torch.hypot(length, least)).to(x.dtype)
@@ -93,7 +93,7 @@ def rms_norm(x: Tensor, norm: Norm | None) -> Tensor:
 
 
 def norm_heads(qkv: Tensor, heads: Heads, norms: Norms) -> Tensor:
-    """Normalise queries and keys: by head, or over all heads at once (OLMo)."""
+    """Normalise queries and keys, for each head or over all heads at once (OLMo)."""
     query_norm, key_norm = norms.query, norms.key
     if query_norm is None or key_norm is None:
         return qkv
@@ -105,7 +105,7 @@ def norm_heads(qkv: Tensor, heads: Heads, norms: Norms) -> Tensor:
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """[T, 2 n] -> [T, n]: the activation of the first half times the second."""
+    """Return the activation of the first half times the second half: [T, 2 n] -> [T, n]."""
     count = gate_up.shape[-1] // 2
     gate, up = part(gate_up, 0, count), part(gate_up, count, 2 * count)
     gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
@@ -113,46 +113,42 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 
 
 class TorchOps:
-    """The operations between the products as every device has them; `triton_kernels` has fused
+    """The operations of a layer in PyTorch, for every device; `backends.triton_ops` has fused
     ones."""
 
     rms_norm = staticmethod(rms_norm)
+    gate = staticmethod(gated)
 
     def add_rms_norm(self, residual: Tensor, update: Tensor, norm: Norm | None) -> Tensor:
-        """Add `update` to `residual` in place, [T, n]; the norm of the sum."""
+        """Add `update` to `residual` in place, [T, n]; return the norm of the sum."""
         return self.rms_norm(residual.add_(update), norm)
 
     def rope_and_write(
         self, qkv: Tensor, layer: Layer, rotary: Rotary | None, cache: StepCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """QK-norm, rotary embedding, and keys and values into the cache.
+        """Apply QK-norm and rotary embedding, and write keys and values to the cache.
 
         Args:
             qkv: [T, (heads + 2 kv_heads) * head_size].
-            layer: whose.
-            rotary: of the step; None for a layer without positions.
-            cache: where keys and values go.
+            layer: the layer.
+            rotary: the step's rotary embeddings; None for a layer without positions.
+            cache: the cache of the step.
 
         Returns:
             Queries [heads, T, head_size], and all keys and values to attend to.
         """
         queries, kv_heads, size = layer.heads
-        turned = queries + kv_heads
         heads = norm_heads(qkv, layer.heads, layer.norms).view(len(qkv), -1, size)
-        both = heads[:, :turned]
+        turned = heads[:, : queries + kv_heads]
         if rotary is not None:
-            both = rotate(both, rotary)
-        both = both.transpose(0, 1)
-        values = heads[:, turned:].transpose(0, 1)
-        query = both[:queries]
+            turned = rotate(turned, rotary)
+        turned = turned.transpose(0, 1)
+        values = heads[:, queries + kv_heads :].transpose(0, 1)
+        query = turned[:queries]
         if rotary is not None and rotary.query_scale is not None:
             query = query * rotary.query_scale.transpose(0, 1)
-        return query, *cache.write(layer.index, both[queries:], values)
-
-    def gate(self, gate_up: Tensor, activation: str) -> Tensor:
-        """[T, 2 n] -> [T, n]: the activation of the first half times the second."""
-        return gated(gate_up, activation)
+        return query, *cache.write(layer.index, turned[queries:], values)
 
     def softcap(self, logits: Tensor, cap: float) -> Tensor:
-        """[T, n] -> [T, n] between -cap and cap."""
+        """Return logits between -cap and cap."""
         return torch.tanh(logits / cap) * cap

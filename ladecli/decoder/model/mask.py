@@ -1,4 +1,4 @@
-"""Who sees whom in a step: rows of bits in, the masks that attention backends take out."""
+"""The attention mask of a step, in the forms that attention backends read."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ T = TypeVar("T")
 
 
 class Rules(NamedTuple):
-    """The rules by which a layer weighs the keys that a token sees."""
+    """The rules by which a layer attends to the keys that a token sees."""
 
     scaling: float
-    """Multiplies the scores."""
+    """The factor of the scores."""
     window: int | None = None
-    """Positions that a query sees back, its own included (a sliding window); None for all."""
+    """A sliding window: the positions that a query sees, its own and those before; None for all."""
     softcap: float | None = None
     """Scores become softcap * tanh(scores / softcap) (Gemma 2); None for no cap."""
     sinks: Tensor | None = None
-    """[H], the score of a key that every query of a head sees and whose value is zero (gpt-oss);
-    None for none."""
+    """[H], for each head the score of one more key, whose value is zero (gpt-oss); or None."""
 
 
 class DeviceMask(NamedTuple):
@@ -40,18 +39,18 @@ class DeviceMask(NamedTuple):
 class StepMask:
     """The attention mask of a step of T tokens after `prefix` cached ones; S = prefix + T.
 
-    A token sees the cached ones, as far back as a sliding window lets it, and of the step what
-    its row says.  The slot of a cached token is its position; the step follows in its own order.
-    Whatever a backend asks for is made once and serves all layers.
+    A token sees the cached tokens, as far back as a sliding window allows, and the tokens of the
+    step that its row names.  The slot of a cached token is its position; the step follows in its
+    own order.  Each form of the mask is made once and serves all layers.
 
     Args:
-        rows: of bits, as in `StepLayout.rows`.
-        positions: of the step's tokens.
-        prefix: cached tokens.
+        rows: rows of bits, as in `StepLayout.rows`.
+        positions: the positions of the step's tokens.
+        prefix: the number of cached tokens.
 
     Attributes:
-        prefix: None where only the device knows it.
-        is_single: the step is one token, which sees every slot from `first_slot` on.
+        prefix: None if only the device knows it.
+        is_single: whether the step is one token, which sees every slot from `first_slot` on.
     """
 
     def __init__(self, rows: Sequence[int], positions: Sequence[int], prefix: int) -> None:
@@ -62,49 +61,49 @@ class StepMask:
         self._made: dict[Any, Any] = {}
 
     def active_window(self, sliding_window: int | None) -> int | None:
-        """`sliding_window`; None where the text is too short for it to hide anything."""
+        """Return `sliding_window`, or None if the text is too short for it to hide anything."""
         if sliding_window is None or sliding_window > self.last_position:
             return None
         return sliding_window
 
     def first_slot(self, sliding_window: int | None) -> int:
-        """Return the first slot that any token of the step sees; those before need not be read."""
+        """Return the first slot that any token of the step sees."""
         if sliding_window is None or self.prefix is None:
             return 0
         return min(max(min(self.positions) - sliding_window + 1, 0), self.prefix)
 
     def on_device(self, device: torch.device) -> DeviceMask:
-        """Return the mask as kernels read it, brought to a device in one copy."""
+        """Return the mask as kernels read it, copied to a device at once."""
         return self.once(("on device", device), partial(self._make_on_device, device))
 
     def visible(self, device: torch.device) -> Tensor:
-        """Bool [T, T]: which token (row) sees which token of the step (column)."""
+        """Return as bool [T, T] which token (row) sees which token of the step (column)."""
         return self.once(("visible", device), partial(self._make_visible, device))
 
     def additive_mask(
         self, sliding_window: int | None, groups: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor | None:
-        """A term of the scores, [groups * T, S - first_slot]: 0, or -inf where a slot is hidden.
+        """Return a term of the scores, [groups * T, S - first_slot]: 0, or -inf for a hidden slot;
+        None if nothing is hidden.
 
-        The rows are there once for each of the `groups` query heads that share a key head.  A
-        window hides by position: a key is seen if key position > query position - window.
-        Returns None where nothing is hidden.
+        The rows are repeated for each of the `groups` query heads that share a key head.  A sliding
+        window goes by position: a key is seen if key position > query position - window.
         """
         if self.is_single:
             return None
-        what = self.active_window(sliding_window), groups, dtype, device
-        return self.once(what, partial(self._make_additive, *what))
+        form = self.active_window(sliding_window), groups, dtype, device
+        return self.once(form, partial(self._make_additive, *form))
 
     def own(self, keys: Tensor) -> Tensor:
-        """The step's own keys, [1, K, T, D], of those in the cache, [1, K, S, D]; or values."""
+        """Return the step's own part, [1, K, T, D], of all keys or values, [1, K, S, D]."""
         return keys[:, :, self.prefix :]
 
-    def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Return a value that the first call makes."""
-        if what not in self._made:
-            self._made[what] = make()
-        found: T = self._made[what]
-        return found
+    def once(self, form: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returned when this form was first asked for."""
+        if form not in self._made:
+            self._made[form] = make()
+        made: T = self._made[form]
+        return made
 
     def _make_on_device(self, device: torch.device) -> DeviceMask:
         count = len(self.rows)
@@ -137,26 +136,26 @@ class StepMask:
 
 
 class CapturedMask(StepMask):
-    """The mask of a step of fixed shape, whose numbers lie at fixed addresses on a device.
+    """The mask of a captured step, whose shape and addresses are fixed.
 
     S is the padded KV length; slots after the step's are hidden.
 
     Args:
-        on_device: what each replay reads anew.
+        on_device: the mask at fixed addresses, which each replay reads anew.
         slots: S.
     """
 
     def __init__(self, on_device: DeviceMask, slots: int) -> None:
-        # No position is after the last slot: a window that wide hides nothing.
+        # The largest position there can be, so that a window that might hide anything is active.
         super().__init__((), (slots - 1,), 0)
         self.prefix = None
-        # Also a single token must not see slots after its own.
+        # Even a single token must not see the slots after its own.
         self.is_single = False
         self._slots = slots
         self._captured = on_device
 
     def on_device(self, device: torch.device) -> DeviceMask:
-        """Return the tensors of fixed address; `device` is theirs."""
+        """Return the mask at fixed addresses; it is on `device`."""
         return self._captured
 
     def own(self, keys: Tensor) -> Tensor:

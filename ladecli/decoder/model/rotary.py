@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al., 2021), by tables from the model's own rotary module."""
 
-# Annotations are not postponed, as in `cpu_layouts`.
+# No `from __future__ import annotations`: TorchScript reads the annotations.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,25 +13,23 @@ from .families import Family, ModelFacts
 
 
 class Rotary(NamedTuple):
-    """Rotary embeddings of the tokens of a step."""
+    """The rotary embeddings of a step: the first n numbers of each head are turned in pairs."""
 
-    cos: Tensor
-    sin: Tensor
-    """`cos`, `sin`: [T, 1, n]: what the first n numbers of a head, and their partners, are
-    multiplied with; the sign of a partner is in `sin`."""
-    interleaved: bool  # partners are neighbours, not n / 2 apart
+    cos: Tensor  # [T, 1, n], the factor of each number
+    sin: Tensor  # [T, 1, n], the factor of the other number of its pair, with its sign
+    interleaved: bool  # pairs are neighbours, not n / 2 apart
     query_scale: Tensor | None = None  # [T, 1, 1], or None
 
 
 def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary embedding of [T, heads, head_size]."""
+    """Return heads, [T, heads, head_size], turned by their positions."""
     count = rotary.cos.shape[-1]
     part = heads if count == heads.shape[-1] else heads[..., :count]
     if rotary.interleaved:
         partners = part.reshape(len(part), part.shape[1], -1, 2).flip(-1).flatten(-2)
     else:
         partners = torch.roll(part, count // 2, -1)
-    # Some families turn in float32, whatever the type of activations.
+    # Some families compute this in float32, whatever the type of activations.
     turned = torch.addcmul(part * rotary.cos, partners, rotary.sin).to(heads.dtype)
     return turned if part is heads else torch.cat((turned, heads[..., count:]), dim=-1)
 
@@ -40,13 +38,15 @@ class RotaryTables:
     """Cosines and sines by position, grown as needed.
 
     Args:
-        module: transformers' rotary embedding of the model.
+        module: the rotary embedding of the model, of transformers' class.
+        text: the configuration of the text model.
+        family: what sets the family apart.
         facts: how long texts may be, and where frequencies change.
-        like: a tensor of the type and on the device of activations.
+        like: a tensor with the type and device of activations.
 
     Attributes:
-        kinds: by layer, the kind under which the module keeps its frequencies; "" for all.
-        distinct: all of them, in the order of `at`.
+        kinds: for each layer, the kind of embedding in the module; "" if there is only one.
+        distinct: all kinds, in the order of `at`.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class RotaryTables:
         self._interleaved = family.interleaved
         self._facts = facts
         self._like = like.new_empty(0)
-        # Growth of queries, and the position from which on they grow.
+        # How much queries grow with their position, and from which position on.
         self._beta = parameters.get("llama_4_scaling_beta") if family.query_scale else None
         original = parameters.get("original_max_position_embeddings")
         self._original = original or text.max_position_embeddings
-        # By kind and whether frequencies are those of long texts: [positions, 2, 1, n].
+        # [positions, 2, 1, n], by kind and whether frequencies are those beyond the boundary.
         self._tables: dict[tuple[str, bool], Tensor] = {}
-        # Captured steps go on reading the tables of their time.
+        # Captured steps go on reading the tables that were there when they were captured.
         self._outgrown: list[Tensor] = []
 
     def at(self, positions: Tensor, last_position: int) -> dict[str, Rotary]:
@@ -80,43 +80,43 @@ class RotaryTables:
         """
         scale = None
         if self._beta:
-            # In float64, so that a position's is the same in every step.
+            # In float64, so that the result for a position is the same in every step.
             stretches = torch.floor(positions / self._original).double()
             growth = torch.log1p(stretches) * self._beta + 1
             scale = growth.to(self._like.dtype)[:, None, None]
         boundary = self._facts.rope_boundary
         is_long = boundary is not None and last_position >= boundary
-        found = {}
+        embeddings = {}
         for kind in self.distinct:
             if is_long and self._facts.rope_grows:
-                rows = self._made(kind, positions)
+                rows = self._compute(kind, positions)
             else:
                 table = self._tables.get((kind, is_long))
                 if table is None or len(table) <= last_position:
                     table = self._grow(kind, is_long, last_position)
                 rows = table[positions]
             cos, sin = rows.unbind(1)
-            found[kind] = Rotary(cos, sin, self._interleaved, scale)
-        return found
+            embeddings[kind] = Rotary(cos, sin, self._interleaved, scale)
+        return embeddings
 
     @torch.no_grad()
     def _grow(self, kind: str, is_long: bool, last_position: int) -> Tensor:
-        """Return the table of a kind with room for a position."""
+        """Make a larger table of a kind, which has a position."""
         boundary = self._facts.rope_boundary
         most = max(self._facts.context, last_position + 1)
         if boundary is not None and not is_long:
-            # The module looks at the largest position: it must not be one of longer texts.
+            # The module chooses frequencies by the largest position.
             most = boundary
         count = min(max(1 << last_position.bit_length(), 256), most)
         if (kind, is_long) in self._tables:
             self._outgrown.append(self._tables[kind, is_long])
-        with one_thread():  # what several compute depends on the length of the table
-            table = self._made(kind, torch.arange(count, device=self._like.device))
+        with one_thread():  # with several, results depend on the length of the table
+            table = self._compute(kind, torch.arange(count, device=self._like.device))
         self._tables[kind, is_long] = table
         return table
 
-    def _made(self, kind: str, positions: Tensor) -> Tensor:
-        """Return the module's embeddings of positions, [positions, 2, 1, n]."""
+    def _compute(self, kind: str, positions: Tensor) -> Tensor:
+        """Return cosines and sines from the module, [positions, 2, 1, n]."""
         with frequencies_as_loaded([self._module] if self._facts.rope_grows else []):
             cos, sin = self._module(self._like, positions[None], *([kind] if kind else []))
         half = cos.shape[-1] // 2
@@ -131,7 +131,7 @@ class RotaryTables:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with a single thread: several share work out by its size."""
+    """Compute with a single thread: several divide work by its size, and round differently."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -141,13 +141,14 @@ def one_thread() -> Iterator[None]:
 
 
 def growing(model: nn.Module) -> list[nn.Module]:
-    """The rotary embeddings of a model whose frequencies grow with the longest text so far."""
-    return [each for each in model.modules() if "dynamic" in str(getattr(each, "rope_type", ""))]
+    """Return the rotary embeddings of a model whose frequencies grow with the longest text so
+    far."""
+    return [part for part in model.modules() if "dynamic" in str(getattr(part, "rope_type", ""))]
 
 
 @contextmanager
 def frequencies_as_loaded(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let rotary embeddings forget earlier texts before a forward, and this one afterwards."""
+    """Reset growing rotary embeddings before and after a forward."""
     forget(modules)
     try:
         yield
@@ -156,7 +157,7 @@ def frequencies_as_loaded(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def forget(modules: Sequence[nn.Module]) -> None:
-    """Let rotary embeddings that grow forget the longest text: they do so at a short one."""
+    """Reset growing rotary embeddings: they forget the longest text when they meet a short one."""
     for module in modules:
         kinds: Any = module.rope_type
         for kind in kinds if isinstance(kinds, dict) else [None]:

@@ -99,17 +99,17 @@ class Ranks(Executor):
         """See `Executor`: none waits for a message."""
         self._awaited = False
 
-    def leave(self, why: BaseException) -> None:
+    def leave(self, error: BaseException) -> None:
         """See `Executor`: tell ranks that wait for a message."""
         if self._awaited:
             self._awaited = False
             reason = None  # GeneratorExit, Ctrl-C or another signal
-            if isinstance(why, Exception):
-                kind = "" if isinstance(why, DecoderError) else f"{type(why).__name__}: "
-                reason = f"{kind}{why}"
+            if isinstance(error, Exception):
+                kind = "" if isinstance(error, DecoderError) else f"{type(error).__name__}: "
+                reason = f"{kind}{error}"
             with contextlib.suppress(RankError):  # that has ended: the same signal may reach all
                 self._transport.gather((0, Left(reason)))
-        super().leave(why)
+        super().leave(error)
 
     def _sync(self) -> None:
         """Wait for all ranks."""
@@ -226,12 +226,12 @@ class TensorParallel(Ranks):
         self._draft = draft
         return super().start(state, draft, sampler)
 
-    def leave(self, why: BaseException) -> None:
+    def leave(self, error: BaseException) -> None:
         """See `Executor`; ranks that wait within a forward cannot be reached."""
-        if self._in_forward and not isinstance(why, GeneratorExit):
+        if self._in_forward and not isinstance(error, GeneratorExit):
             self._awaited = False
             self._transport.lose("a step of all ranks was broken off; start the ranks again")
-        super().leave(why)
+        super().leave(error)
 
     def _sync(self) -> None:
         super()._sync()

@@ -12,12 +12,12 @@ from .paper import PaperLookahead
 
 
 def make_strategy(name: str, config: LookaheadConfig, store: DraftStore | None = None) -> Strategy:
-    """A fresh strategy for one generation.
+    """Make a strategy for one generation.
 
     Args:
         name: one of `config.STRATEGIES`.
         config: settings of lookahead, some of which other strategies use.
-        store: for lookahead, what earlier generations learned; None for nothing.
+        store: for lookahead, what earlier generations learned; None for an empty store.
 
     Raises:
         ConfigError: there is no strategy of this name.

@@ -9,7 +9,9 @@ from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..tree import TokenTree
 
 LONGEST_MATCH = 3
+"""Prompt lookup compares at most this many tokens at the end of the text."""
 LOOKUP_LENGTH = 10
+"""The most tokens that prompt lookup proposes, if there is no budget."""
 
 
 class Jacobi(Strategy):
@@ -25,17 +27,18 @@ class Jacobi(Strategy):
         self._rng = random.Random(0)
 
     def begin(self, state: State) -> None:
-        """Guess tokens of the prompt."""
+        """Start with random tokens of the prompt."""
         self._guess = self._rng.choices(state.tokens, k=self._length)
 
     def propose(self, state: State, room: Room) -> Draft:
-        """One chain, the guess as it is."""
+        """Return the guess as a chain."""
         tree = TokenTree()
         tree.add(self._guess, "jacobi", limit=min(self._length, room.depth))
         return Draft(tree)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
-        """Take the model's corrections after the committed tokens, and fill up with old text."""
+        """Keep the model's corrections after the committed tokens, and append random tokens of the
+        text."""
         corrected = [*result.best[len(result.tokens) :], *self._guess[len(draft.tree) :]]
         missing = self._length - len(corrected)
         self._guess = corrected + self._rng.choices(state.tokens, k=max(missing, 0))
@@ -47,27 +50,27 @@ class PromptLookup(Strategy):
     Source: Saxena, "Prompt Lookup Decoding", 2023.
 
     Args:
-        config: `budget`, where given, limits the draft's length.
+        config: its `budget`, if not None, limits the length of the draft.
     """
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = LOOKUP_LENGTH if config.budget is None else config.budget - 1
-        # Where each run of up to LONGEST_MATCH tokens ended last, of the first `_indexed` tokens.
+        # Where each run of up to LONGEST_MATCH tokens last ended among the first `_indexed` tokens.
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
     def propose(self, state: State, room: Room) -> Draft:
-        """One chain, the continuation of the longest suffix that occurred before."""
+        """Return what followed the longest suffix that occurred before, as a chain."""
         tokens, tree = state.tokens, TokenTree()
-        # Runs that end with the last token itself stay out: they would match themselves.
+        # Leave out the runs that end with the last token: they would match themselves.
         for end in range(self._indexed + 1, len(tokens)):
             for length in range(1, min(LONGEST_MATCH, end) + 1):
                 self._ends[tuple(tokens[end - length : end])] = end
         self._indexed = len(tokens) - 1
         for length in range(min(LONGEST_MATCH, len(tokens)), 0, -1):
-            found = self._ends.get(tuple(tokens[-length:]))
-            if found is not None:
+            end = self._ends.get(tuple(tokens[-length:]), 0)
+            if end:
                 limit = min(self._length, room.depth)
-                tree.add(tokens[found : found + limit], "context", limit)
+                tree.add(tokens[end : end + limit], "context", limit)
                 break
         return Draft(tree)

@@ -1,8 +1,8 @@
 """Lookahead with more sources of drafts than the paper's (see `paper`).
 
-All sources feed one online n-gram model.  The tree of its most probable continuations is verified,
-as large as pays by the measured cost of a step.  If `trajectory` is one of the sources, the window
-of Jacobi iterations runs beside the tree at its full width.
+All sources feed one n-gram model, which learns as the text grows.  Its most probable continuations
+make the tree of a step; the measured cost of a step decides how large a tree pays.  If `trajectory`
+is one of the sources, the window of Jacobi iterations runs beside the tree at its full width.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..window import LookaheadWindow, WindowBlock
 
 PLAIN_STEPS_PER_LOOK = 4
-"""One of this many plain steps asks for successors: ranking logits costs time, too."""
+"""Only one of this many plain steps asks for successors, since ranking logits takes time."""
 
 
 class Lookahead(Strategy):
-    """The window and the other sources that are switched on, and the model that they feed."""
+    """Lookahead from all sources that the configuration names."""
 
     def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config, self._limit = config, config.step_limit
@@ -29,10 +29,12 @@ class Lookahead(Strategy):
         named = store.sources.items()
         self._sources = [source for name, source in named if name in config.sources]
         self._successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
-        self._sampling: SamplingConfig | None = None  # where tokens are drawn
+        self._sampling: SamplingConfig | None = None  # None for greedy
         self._window: LookaheadWindow | None = None
-        # Of the draft under way: what its step costs, and what its tree was grown from.
-        self._curve, self._shape = CostCurve((1.0,), (0.0,)), (0,) * 5
+        # Cost curves by the numbers that they depend on, which change in few steps.
+        self._curves: dict[tuple[int, ...], CostCurve] = {}
+        # About the step under way, for `observe`: its cost curve, and what its tree grew from.
+        self._curve: CostCurve  # `propose` sets it
         self._looked_up: dict[int, Ranked] = {}
         self._plain_steps = 0
 
@@ -51,11 +53,11 @@ class Lookahead(Strategy):
         self._store.broken = False
 
     def propose(self, state: State, room: Room) -> Draft:
-        """Return the window where it fits, and the most probable prefixes after the text."""
+        """Return the window if it fits, and the tree of the most probable continuations."""
         config, store, loads = self._config, self._store, room.loads
         limit = self._limit if room.width >= self._limit else config.limit_within(room.width)
-        places = sum([limit - load for load in loads if load < limit])
-        # The window comes at its full width or not at all, and only beside candidates.
+        places = sum([limit - load for load in loads if load < limit])  # of all ranks
+        # The window is used at its full width or not at all, and leaves a place for the tree.
         window: WindowBlock | None = None
         if self._window is not None and room.branches and store.budget.may_run_window:
             block = self._window.block(state.tokens[-1])
@@ -64,17 +66,15 @@ class Lookahead(Strategy):
         cells = len(window.tokens) if window else 0
         base = sum(loads) + cells
         # The tree takes as many of the other places as pay.
-        context, nodes, load = len(state.tokens), places - cells, max(loads)
-        shape = (context + GRAIN // 2) // GRAIN, base, nodes, len(loads), load
-        if shape != self._shape:  # as in few steps
-            self._shape = shape
-            self._curve = config.step_cost.curve(
-                context, base, nodes, config.widths, len(loads), load
-            )
-        curve = self._curve
+        context = (len(state.tokens) + GRAIN // 2) // GRAIN * GRAIN
+        shape = context, base, places - cells, len(loads), max(loads)
+        if (curve := self._curves.get(shape)) is None:
+            curve = config.step_cost.curve(*shape[:3], config.widths, *shape[3:])
+            self._curves[shape] = curve
+        self._curve = curve
         span = store.context.repeated_span() if "context" in config.sources else None
         search = TreeSearch(store.model, state.tokens, span, self._sampling)
-        # Without recycled successors the logits of a node teach nothing.
+        # Only recycled successors are learned from nodes that are not accepted.
         explores = self._successors and store.budget.may_explore
         tree = search.grow(
             room.depth if store.budget.may_draft else 0,
@@ -85,18 +85,18 @@ class Lookahead(Strategy):
         self._looked_up = search.looked_up
         successors = self._successors if limit > 1 else 0
         if window is None and not tree.tokens and curve.cost[-1] > curve.cost[0]:
-            # A plain step because candidates do not pay, and not because they cost nothing.
+            # A plain step, since no candidate pays.
             self._plain_steps += 1
             if self._plain_steps % PLAIN_STEPS_PER_LOOK:
                 successors = 0
         width = base + len(tree.tokens)
-        width = next((fit for fit in config.widths if fit >= width), width)
+        width = next((wider for wider in config.widths if wider >= width), width)
         return Draft(tree, window, width, successors, limit, config.widths)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
-        """Move the window on, and learn from the step."""
+        """Advance the window, and learn from the step."""
         store, text, new = self._store, state.tokens, len(result.tokens)
-        # Ranks that share a draft may have had no room for all of it.
+        # The draft that was tried: ranks may have had no room for all of the proposed one.
         nodes = len(draft.tree.tokens)
         store.budget.update(new, self._curve.cost[nodes])
         ngrams: list[tuple[int, ...]] = []

@@ -1,14 +1,14 @@
-"""Lookahead decoding as the paper has it (Fu et al., ICML 2024, arXiv 2402.02057).
+"""Lookahead decoding as in the paper (Fu et al., ICML 2024, arXiv 2402.02057).
 
-Jacobi iteration: guess W tokens at once, let the model answer each of them, and take the answers
-for the next guesses.  Most are wrong for this place in the text, but runs of them are text that
-the model likes.  So the last N - 1 iterations are kept, each run is read off them as an n-gram,
-and is verified when its first token comes up.
+Jacobi iteration: guess W tokens at once, let the model predict the token after each of them, and
+use the predictions as the next guesses.  Most guesses are wrong for their place in the text, but
+runs of them are text that the model likes to write.  So the last N - 1 iterations are kept; runs
+of N tokens across them are collected as n-grams, and verified when their first token comes up.
 
 A step has two branches, which one forward computes together:
 
-- The lookahead branch is a 2-D window of W columns and N - 1 rows, which is refined by one Jacobi
-  iteration per step.  Its outputs close W n-grams of N tokens, which go into a pool.
+- The lookahead branch is a 2-D window of W columns and N - 1 rows, which advances by one Jacobi
+  iteration per step.  Its outputs complete W n-grams of N tokens, which go into a pool.
 - The verification branch holds up to G n-grams of the pool that start with the current token.
 """
 
@@ -25,7 +25,7 @@ from ..window import LookaheadWindow
 
 
 class PaperLookahead(Strategy):
-    """The paper's algorithm.  It does not ask what a step costs."""
+    """The paper's algorithm, which does not consider what a step costs."""
 
     def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config = config
@@ -40,14 +40,14 @@ class PaperLookahead(Strategy):
         """Return the lookahead branch if it fits, and the verification branch as far as it fits."""
         config, current = self._config, state.tokens[-1]
         limit = config.limit_within(room.width)
-        places = sum([limit - load for load in room.loads if load < limit])
+        places = sum([limit - load for load in room.loads if load < limit])  # of all ranks
         # The lookahead branch: all cells of the window but the first, which is the current token.
         window = self._window.block(current)
         fits = room.branches and self._window.max_offset <= room.reach
         fits = fits and len(window.tokens) <= places
         cells = len(window.tokens) if fits else 0
-        # The verification branch: the newest G n-grams, of which N - 1 tokens are guesses.  Merged
-        # into a tree, so that a common start is verified once; the newest alone as a chain.
+        # The verification branch: N - 1 guesses from each of the newest G n-grams, merged into a
+        # tree; if a tree may have no branches, the newest n-gram alone.
         tree = TokenTree()
         depth = min(room.depth, config.ngram - 1)
         guesses = config.guesses if room.branches else min(config.guesses, 1)
@@ -57,7 +57,7 @@ class PaperLookahead(Strategy):
         return Draft(tree, window if fits else None, width, limit=limit, widths=config.widths)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
-        """Advance the window by one Jacobi iteration, and pool the n-grams that it closed."""
+        """Advance the window by one Jacobi iteration, and pool the n-grams that it completed."""
         if draft.window is None:
             return
         # The model's tokens after the cells of the last row.
