@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import flaw, one_line
 from ..options.answer import ServeRequest
+from ..session.tool_calls import ToolCall
 from .schema import ChatWanted, Refused, TextWanted, Wanted
 from .worker import Job, Part, Worker, ending
 
@@ -50,6 +51,8 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
         )
     desk, began = _Desk(worker, request), int(time.time())
     model = {"id": worker.name, "object": "model", "created": began, "owned_by": "lade"}
+    # vLLM's name for it, and that of other servers.
+    model |= dict.fromkeys(("max_model_len", "context_length"), worker.context)
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
@@ -195,6 +198,7 @@ class _Chat:
         about = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
         self._about: dict[str, Any] = about | {"model": model}
         self._opening = {"role": "assistant", "content": ""}  # of the first part
+        self._called = 0  # calls of tools so far
 
     def shown(self, part: Part, name: str, **totals: Any) -> dict[str, Any]:
         """A part of the answer, or all of it, as the object of a name, with its totals."""
@@ -209,9 +213,23 @@ class _Chat:
         return self._about | {"object": self.chunk, "choices": []} | part.totals
 
     def _said(self, part: Part, key: str) -> dict[str, Any]:
-        said, self._opening = self._opening, {}
+        said: dict[str, Any] = self._opening
+        self._opening = {}
         said |= {"content": part.text} if part.text else {}
-        return {key: said | ({"reasoning_content": part.reasoning} if part.reasoning else {})}
+        said |= {"reasoning_content": part.reasoning} if part.reasoning else {}
+        if part.calls:
+            said["tool_calls"] = [self._call(call, key == "delta") for call in part.calls]
+            said |= {} if part.text or key == "delta" else {"content": None}
+        return {key: said}
+
+    def _call(self, call: ToolCall, streamed: bool) -> dict[str, Any]:
+        """A call of a tool, whole."""
+        number = {"index": self._called} if streamed else {}
+        self._called += 1
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        # Mistral's templates take ids of nine letters and digits alone.
+        about = {"id": uuid.uuid4().hex[:9], "type": "function"}
+        return number | about | {"function": {"name": call.name, "arguments": arguments}}
 
     def _logprobs(self, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"content": found}
@@ -311,6 +329,7 @@ async def _whole(parts: AsyncIterator[Part]) -> Part:
         found[-1],
         text="".join(part.text for part in found),
         reasoning="".join(part.reasoning for part in found),
+        calls=tuple(call for part in found for call in part.calls),
         logprobs=tuple(one for part in found for one in part.logprobs),
     )
 
@@ -338,7 +357,7 @@ async def _events(
     yield _event(form.shown(Part(), form.chunk))
     try:
         while part.finish is None:
-            if part.text or part.reasoning or part.logprobs:
+            if part.text or part.reasoning or part.calls or part.logprobs:
                 yield _event(form.shown(part, form.chunk))
             part = await anext(rest)
     except Refused as error:

@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client as prometheus
 
 from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankError
 from ..errors import UsageError, describe_error, one_line
-from ..events import TextEvent, TextStep, pieces_of
+from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
 from ..session.text import REPLACEMENT, bytes_of, speller
+from ..session.tool_calls import CallReader, ToolCall, with_tools_as_text
 from ..view.terminal import Terminal
 from .schema import ChatWanted, Refused, Wanted
 
@@ -48,6 +50,7 @@ class Part:
 
     text: str = ""
     reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[dict[str, Any], ...] = ()  # of its tokens, as OpenAI's chats have them
     finish: str | None = None  # why the answer ends, with its last part
     totals: dict[str, Any] = field(default_factory=dict)  # what the answer took, with that part
@@ -120,6 +123,7 @@ class Worker:
 
     Attributes:
         name: of the model.
+        context: tokens of the longest prompt and its answer.
         counters: of what was answered.
         jobs: that wait.
         until: when the answer under way ends, at the latest; no other is taken before that.
@@ -128,7 +132,8 @@ class Worker:
 
     def __init__(self, session: Session, request: ServeRequest) -> None:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self.name = session.loaded.name
+        self.name = request.served_name or session.loaded.name
+        self.context = session.decoder.max_context
         self.counters = Counters()
         self._session, self._request = session, request
         self._terminal = Terminal(request.color, request.quiet)
@@ -213,7 +218,8 @@ class Worker:
         settings = opening.settings_of(request, session.choice, sampling, template)
         if wanted.prediction is not None:
             session.add_draft_text(wanted.prediction.text, lasting=False)
-        return prompt, replace(settings, logprobs=wanted.alternatives)
+        calls = isinstance(wanted, ChatWanted) and bool(wanted.callable)
+        return prompt, replace(settings, logprobs=wanted.alternatives, calls=calls)
 
     def _parts(
         self,
@@ -228,21 +234,30 @@ class Worker:
         Raises:
             Refused, Error: it was cut short.
         """
-        session = self._session
+        session, called = self._session, False
         hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
-        for event in session.stream(prompt, settings, cancelled):
-            tally.add(event)
-            held.append(event)
-            if time.monotonic() - sent >= SHORTEST_PART:
-                yield self._part(held, hidden)
-                held, sent = [], time.monotonic()
-        yield self._part(held, hidden)
+        reader, most = None, math.inf
+        if isinstance(wanted, ChatWanted) and settings.calls:
+            reader = CallReader(wanted.callable, self._special)
+            most = 1 if wanted.parallel_tool_calls is False else math.inf
+        with contextlib.closing(session.stream(prompt, settings, cancelled)) as events:
+            for event in events:
+                tally.add(event)
+                held.append(event)
+                if time.monotonic() - sent >= SHORTEST_PART or isinstance(event, Ended):
+                    part = self._part(held, hidden, reader, isinstance(event, Ended))
+                    called = called or bool(part.calls)
+                    yield replace(part, calls=part.calls[:1]) if most == 1 else part
+                    if called and most == 1:
+                        break
+                    held, sent = [], time.monotonic()
         if tally.reason == "memory":
             raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
-        if not tally.ended_well:
+        if not tally.ended_well and not (called and most == 1):
             raise ending()
         # In OpenAI's words.
-        yield Part(finish="length" if tally.cut else "stop", totals=_totals(tally, settings))
+        finish = "length" if tally.cut else "tool_calls" if called else "stop"
+        yield Part(finish=finish, totals=_totals(tally, settings))
 
     def _prompt(
         self, wanted: Wanted, request: ServeRequest
@@ -255,13 +270,21 @@ class Worker:
         session, template = self._session, None
         most = session.decoder.max_context
         if isinstance(wanted, ChatWanted):
-            messages = [message.for_template() for message in wanted.messages]
+            names: dict[str, str] = {}
+            messages = [message.for_template(names) for message in wanted.messages]
             if request.system is not None and messages[0]["role"] not in _SYSTEM:
                 messages.insert(0, {"role": "system", "content": request.system})
-            if (template := request.template(True)) is None:
+            template, tools = request.template(True), wanted.callable
+            if template is not None:
+                template = self._with_variables(template, wanted.chat_template_kwargs or {})
+                choice = replace(template, arguments={**template.arguments, "tools": tools})
+                if tools and "tools" in session.template(choice).words:
+                    template, tools = choice, []
+            if tools or (names and not self._knows_calls(template)):
+                messages = with_tools_as_text(messages, tools)
+            if template is None:
                 ids = session.encode("\n".join(message["content"] for message in messages), most)
             else:
-                template = self._with_variables(template, wanted.chat_template_kwargs or {})
                 ids = session.encode_chat(messages, template, most)
         else:
             ids = session.encode(wanted.prompt, most)
@@ -272,6 +295,16 @@ class Worker:
             message = f"{told} {count}; shorten the prompt"
             raise Refused(400, message, code="context_length_exceeded")
         return ids, template
+
+    def _knows_calls(self, template: TemplateChoice | None) -> bool:
+        """Whether a template has a place for earlier calls of tools."""
+        return template is not None and "tool_calls" in self._session.template(template).words
+
+    @cached_property
+    def _special(self) -> list[str]:
+        """The texts of the model's special tokens."""
+        tokens = getattr(self._session.loaded.tokenizer, "added_tokens_decoder", {}).values()
+        return [str(token) for token in tokens if token.special]
 
     def _with_variables(
         self, template: TemplateChoice, variables: dict[str, Any]
@@ -286,7 +319,13 @@ class Worker:
         known = {key: value for key, value in variables.items() if key in plain.words}
         return replace(template, arguments={**template.arguments, **known})
 
-    def _part(self, events: Sequence[TextEvent], hidden: frozenset[int]) -> Part:
+    def _part(
+        self,
+        events: Sequence[TextEvent],
+        hidden: frozenset[int],
+        reader: CallReader | None,
+        ended: bool,
+    ) -> Part:
         """What events add."""
         pieces = [piece for event in events for piece in pieces_of(event)]
         found = [
@@ -297,11 +336,14 @@ class Worker:
             for token, each in zip(event.token_ids, event.logprobs, strict=False)
             if token not in hidden
         ]
-        return Part(
-            "".join(piece.text for piece in pieces),
-            "".join(piece.reasoning for piece in pieces),
-            tuple(found),
-        )
+        text, calls = "".join(piece.text for piece in pieces), list[ToolCall]()
+        if reader is not None:
+            text, calls = reader.feed(text)
+            if ended:
+                rest, more = reader.flush()
+                text, calls = text + rest, calls + more
+        reasoning = "".join(piece.reasoning for piece in pieces)
+        return Part(text, reasoning, tuple(calls), tuple(found))
 
     def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
         """A token with its log-probability."""

@@ -37,6 +37,7 @@ class Settings:
     stop: tuple[str, ...] = ()  # strings that end the text
     ignore_eos: bool = False  # whether decoding goes on after end-of-text tokens
     template: TemplateChoice | None = None  # None where a text is continued as it is
+    calls: bool = False  # whether the text has what marks calls of tools, see `CallReader`
     logprobs: int | None = None  # see `Decoder.generate`
 
 
@@ -268,8 +269,11 @@ class Session:
     def _text_stream(self, prompt: Sequence[int], settings: Settings) -> TextStream:
         """What makes text of an answer's tokens."""
         tokenizer = self.loaded.tokenizer
-        splits = None if settings.template is None else splitter(tokenizer, prompt)
-        return TextStream(tokenizer, prompt, self.stops(settings), splits)
+        splits = None
+        if settings.template is not None:
+            tools = settings.template.arguments.get("tools", ()) if settings.calls else None
+            splits = splitter(tokenizer, prompt, tools)
+        return TextStream(tokenizer, prompt, self.stops(settings), splits, settings.calls)
 
     @property
     def has_template(self) -> bool:
