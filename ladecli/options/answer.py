@@ -340,6 +340,12 @@ class ServeRequest(DraftFileOptions, RankedOptions):
     Requests are answered one at a time; options hold unless a request says otherwise.
     """
 
+    max_new_tokens: int | None = length_option(
+        "Maximum number of new tokens of an answer, unless its request says otherwise.",
+        "-n",
+        default=4096,
+        least=1,
+    )
     host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")
     port: int = _serve("Port to listen at; 0 is any free one.", default=8000, least=0, most=65535)
     served_name: str | None = _serve(

@@ -101,20 +101,20 @@ def _tools(value: Any) -> Any:
     return value
 
 
-class _Object(BaseModel):
+class RequestObject(BaseModel):
     """An object of a request."""
 
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
 
-class TextPart(_Object):
+class TextPart(RequestObject):
     """A part of a content."""
 
     type: Literal["text"]
     text: str
 
 
-class Prediction(_Object):
+class Prediction(RequestObject):
     """A text that the answer may repeat."""
 
     content: Annotated[list[TextPart], BeforeValidator(as_parts)]
@@ -125,14 +125,14 @@ class Prediction(_Object):
         return "".join(part.text for part in self.content)
 
 
-class Function(_Object):
+class Function(RequestObject):
     """The function of a call."""
 
     name: Annotated[str, StringConstraints(min_length=1)]
     arguments: str = "{}"  # an object as JSON
 
 
-class Call(_Object):
+class Call(RequestObject):
     """A call of a tool, in an earlier answer."""
 
     id: str | None = None
@@ -140,7 +140,7 @@ class Call(_Object):
     function: Function
 
 
-class Message(_Object):
+class Message(RequestObject):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -177,7 +177,7 @@ class Message(_Object):
         return message
 
 
-class _Wanted(_Object):
+class _Wanted(RequestObject):
     """What a client wants; None is what the server was started with."""
 
     model_config = ConfigDict(extra="allow")
@@ -229,6 +229,10 @@ class ChatWanted(_Wanted):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
+    def as_wanted(self) -> ChatWanted:
+        """Return the request itself."""
+        return self
+
     @property
     def callable(self) -> list[dict[str, Any]]:
         """The tools that the answer may call."""
@@ -255,6 +259,10 @@ class TextWanted(_Wanted):
 
     prompt: Annotated[str, BeforeValidator(_one_text)]
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+
+    def as_wanted(self) -> TextWanted:
+        """Return the request itself."""
+        return self
 
     @property
     def alternatives(self) -> int | None:

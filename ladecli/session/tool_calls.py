@@ -44,6 +44,11 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
 
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as a text of JSON."""
+        return json.dumps(self.arguments, ensure_ascii=False)
+
     def written(self) -> str:
         """Return the call as a model with tags writes it."""
         call = {"name": self.name, "arguments": self.arguments}

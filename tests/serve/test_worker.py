@@ -108,3 +108,41 @@ def test_the_model_says_its_name_and_its_context(server: Server) -> None:
     assert (model["id"], model["max_model_len"]) == ("caller", model["context_length"])
     assert model["context_length"] == 512
     assert server.ask("/health", method="HEAD")[0] == 200
+
+
+def test_responses(server: Server) -> None:
+    flat = [{"type": "function", **WEATHER}, {"type": "web_search"}]
+    with server.client() as client:
+        asked: dict[str, Any] = {"model": "caller", "input": HI["content"], "tools": flat}
+        whole = client.responses.create(**asked, store=False)
+        message, call = whole.output
+        assert (whole.status, whole.output_text) == ("completed", "Well. ")
+        assert (call.type, call.name, json.loads(call.arguments)) == (
+            *("function_call", "weather"),
+            {"city": "Paris"},
+        )
+        chat = server.chat(messages=[HI], tools=TOOLS)["usage"]
+        assert whole.usage.input_tokens == chat["prompt_tokens"]
+
+        with client.responses.stream(**asked) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_response()
+        assert kinds[0] == "response.created"
+        assert kinds[-1] == "response.completed"
+        assert [item.type for item in final.output] == ["message", "function_call"]
+        assert final.output_text == "Well. "
+
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        items = [HI, message.model_dump(), call.model_dump(), result]
+        again = client.responses.create(**asked | {"input": items, "max_output_tokens": 1})
+        assert (again.status, again.incomplete_details.reason) == (
+            *("incomplete", "max_output_tokens"),
+        )
+    for change, word in (
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference"}]}, "item_reference"),
+        ({"tools": [{"type": "custom", "name": "a"}]}, "type function"),
+    ):
+        status, error = server.refusal("/v1/responses", {"input": "hi"} | change)
+        assert status == 400
+        assert word in error["message"]
