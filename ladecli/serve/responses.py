@@ -184,9 +184,10 @@ class ResponseForm:
         """Yield the events of more text of an item of a kind."""
         if self._open is None or self._open["type"] != kind:
             yield from self._closed()
+            role: dict[str, Any] = {"role": "assistant"}
+            about = role if kind == "message" else {"summary": []}
             item: dict[str, Any] = {"id": new_id(prefix), "type": kind, "status": "in_progress"}
-            item |= {"role": "assistant"} if kind == "message" else {"summary": []}
-            self._open = {**item, "content": []}
+            self._open = {**item, **about, "content": []}
             yield self._event("response.output_item.added", item=dict(self._open), **self._place)
             self._open["content"] = [self._part("")]
             if kind == "message":

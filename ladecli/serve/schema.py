@@ -40,7 +40,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "suffix": ("",),
 }
 """Fields that ask for what there is not, with the values that do not ask for it."""
 
@@ -258,6 +257,7 @@ class TextWanted(_Wanted):
     """The body of /v1/completions."""
 
     prompt: Annotated[str, BeforeValidator(_one_text)]
+    suffix: str | None = None  # the answer goes between the prompt and it
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
 
     def as_wanted(self) -> TextWanted:

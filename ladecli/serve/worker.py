@@ -27,7 +27,7 @@ from ..session import opening
 from ..session.text import REPLACEMENT, bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall, with_tools_as_text
 from ..view.terminal import Terminal
-from .schema import ChatWanted, Refused, Wanted
+from .schema import ChatWanted, Refused, TextWanted, Wanted
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -219,7 +219,9 @@ class Worker:
         if wanted.prediction is not None:
             session.add_draft_text(wanted.prediction.text, lasting=False)
         calls = isinstance(wanted, ChatWanted) and bool(wanted.callable)
-        return prompt, replace(settings, logprobs=wanted.alternatives, calls=calls)
+        fills_in = isinstance(wanted, TextWanted) and bool(wanted.suffix)
+        settings = replace(settings, logprobs=wanted.alternatives, calls=calls, fills_in=fills_in)
+        return prompt, settings
 
     def _parts(
         self,
@@ -287,7 +289,7 @@ class Worker:
             else:
                 ids = session.encode_chat(messages, template, most)
         else:
-            ids = session.encode(wanted.prompt, most)
+            ids = session.encode(wanted.prompt, most, wanted.suffix or None)
         if len(ids) >= most:
             # In OpenAI's words, by which clients know it.
             told = f"This model's maximum context length is {most} tokens, and the prompt has"

@@ -20,6 +20,7 @@ from ..events import TextEvent
 from ..models.load import LoadedModel
 from ..options.answer import TemplateChoice
 from ..profiles import Choice, measured
+from . import fill_in
 from .chat_template import ChatMessage, ChatTemplate, text_of
 from .reasoning import splitter
 from .setup import Setup
@@ -37,6 +38,7 @@ class Settings:
     stop: tuple[str, ...] = ()  # strings that end the text
     ignore_eos: bool = False  # whether decoding goes on after end-of-text tokens
     template: TemplateChoice | None = None  # None where a text is continued as it is
+    fills_in: bool = False  # whether the prompt is one of `fill_in`
     calls: bool = False  # whether the text has what marks calls of tools, see `CallReader`
     logprobs: int | None = None  # see `Decoder.generate`
 
@@ -174,18 +176,22 @@ class Session:
         self._notices_shown.update(new)
         return new
 
-    def encode(self, prompt: str, most: int | None = None) -> list[int]:
+    def encode(self, prompt: str, most: int | None = None, suffix: str | None = None) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds.
 
         Args:
             prompt: a text.
             most: of a prompt with more than twice as many ids, those of a beginning will do.
+            suffix: a text that comes after the answer, if the model is to fill in the middle.
 
         Raises:
+            UsageError: the model does not fill in.
             NoEmbeddingError: the checkpoint has no embedding for one.
         """
         if most is not None:
             prompt = shortened(self.loaded.tokenizer, prompt, most)
+        if suffix is not None:
+            return self._embedded(fill_in.encode(self.loaded.tokenizer, prompt, suffix))
         return self._embedded(token_ids(self.loaded.tokenizer, prompt))
 
     def encode_chat(
@@ -354,7 +360,8 @@ class Session:
 
     def stops(self, settings: Settings) -> tuple[str, ...]:
         """The strings that end an answer: of the settings, and of the model's generation config."""
-        return *settings.stop, *self.loaded.defaults.stop_strings
+        marks = fill_in.stops(self.loaded.tokenizer) if settings.fills_in else ()
+        return *settings.stop, *self.loaded.defaults.stop_strings, *marks
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings as this model can have them: without drafts that it cannot verify, and with the
