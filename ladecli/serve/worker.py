@@ -7,10 +7,11 @@ hands it jobs and takes the parts.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,9 +25,11 @@ from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
+from ..session.chat_template import ChatMessage
 from ..session.text import REPLACEMENT, bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall, with_tools_as_text
 from ..view.terminal import Terminal
+from .known import Answer, KnownTexts
 from .schema import ChatWanted, Refused, TextWanted, Wanted
 
 if TYPE_CHECKING:
@@ -137,6 +140,7 @@ class Worker:
         self.counters = Counters()
         self._session, self._request = session, request
         self._terminal = Terminal(request.color, request.quiet)
+        self._answers = KnownTexts()
         self._spell = speller(session.loaded.tokenizer)
         # Signals are handled in the main thread, which a tokenizer would hold for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
@@ -219,6 +223,9 @@ class Worker:
         if wanted.prediction is not None:
             session.add_draft_text(wanted.prediction.text, lasting=False)
         calls = isinstance(wanted, ChatWanted) and bool(wanted.callable)
+        if isinstance(wanted, ChatWanted) and calls:
+            for text in self._answers.new_texts(wanted.messages):
+                session.add_draft_text(json.dumps(text, ensure_ascii=False)[1:-1], lasting=False)
         fills_in = isinstance(wanted, TextWanted) and bool(wanted.suffix)
         settings = replace(settings, logprobs=wanted.alternatives, calls=calls, fills_in=fills_in)
         return prompt, settings
@@ -236,7 +243,7 @@ class Worker:
         Raises:
             Refused, Error: it was cut short.
         """
-        session, called = self._session, False
+        session, called, answer = self._session, False, Answer()
         hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
         reader, most = None, math.inf
         if isinstance(wanted, ChatWanted) and settings.calls:
@@ -248,8 +255,11 @@ class Worker:
                 held.append(event)
                 if time.monotonic() - sent >= SHORTEST_PART or isinstance(event, Ended):
                     part = self._part(held, hidden, reader, isinstance(event, Ended))
+                    if most == 1:
+                        part = replace(part, calls=part.calls[:1])
                     called = called or bool(part.calls)
-                    yield replace(part, calls=part.calls[:1]) if most == 1 else part
+                    answer.add(part, held)
+                    yield part
                     if called and most == 1:
                         break
                     held, sent = [], time.monotonic()
@@ -257,6 +267,8 @@ class Worker:
             raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
         if not tally.ended_well and not (called and most == 1):
             raise ending()
+        if isinstance(wanted, ChatWanted):
+            self._answers.keep(answer, hidden)
         # In OpenAI's words.
         finish = "length" if tally.cut else "tool_calls" if called else "stop"
         yield Part(finish=finish, totals=_totals(tally, settings))
@@ -272,22 +284,18 @@ class Worker:
         session, template = self._session, None
         most = session.decoder.max_context
         if isinstance(wanted, ChatWanted):
-            names: dict[str, str] = {}
-            messages = [message.for_template(names) for message in wanted.messages]
-            if request.system is not None and messages[0]["role"] not in _SYSTEM:
-                messages.insert(0, {"role": "system", "content": request.system})
-            template, tools = request.template(True), wanted.callable
+            template = request.template(True)
             if template is not None:
                 template = self._with_variables(template, wanted.chat_template_kwargs or {})
-                choice = replace(template, arguments={**template.arguments, "tools": tools})
-                if tools and "tools" in session.template(choice).words:
-                    template, tools = choice, []
-            if tools or (names and not self._knows_calls(template)):
-                messages = with_tools_as_text(messages, tools)
-            if template is None:
-                ids = session.encode("\n".join(message["content"] for message in messages), most)
-            else:
-                ids = session.encode_chat(messages, template, most)
+            messages = self._messages(wanted, request)
+            known = self._answers.put_back(messages)
+            try:
+                ids, template = self._encoded(messages, wanted.callable, template, most, known)
+            except UsageError:
+                if not known:
+                    raise
+                messages = self._messages(wanted, request)
+                ids, template = self._encoded(messages, wanted.callable, template, most)
         else:
             ids = session.encode(wanted.prompt, most, wanted.suffix or None)
         if len(ids) >= most:
@@ -297,6 +305,36 @@ class Worker:
             message = f"{told} {count}; shorten the prompt"
             raise Refused(400, message, code="context_length_exceeded")
         return ids, template
+
+    def _messages(self, wanted: ChatWanted, request: ServeRequest) -> list[ChatMessage]:
+        """The messages of a conversation, with the system message of the server."""
+        names: dict[str, str] = {}
+        messages = [message.for_template(names) for message in wanted.messages]
+        if request.system is not None and messages[0]["role"] not in _SYSTEM:
+            messages.insert(0, {"role": "system", "content": request.system})
+        return messages
+
+    def _encoded(
+        self,
+        messages: list[ChatMessage],
+        tools: list[dict[str, Any]],
+        template: TemplateChoice | None,
+        most: int,
+        known: Mapping[str, Sequence[int]] | None = None,
+    ) -> tuple[list[int], TemplateChoice | None]:
+        """The ids of a conversation, and the template that it went through, with the tools."""
+        session = self._session
+        if template is not None and tools:
+            choice = replace(template, arguments={**template.arguments, "tools": tools})
+            if "tools" in session.template(choice).words:
+                template, tools = choice, []
+        called = any("tool_calls" in message or message["role"] == "tool" for message in messages)
+        if tools or (called and not self._knows_calls(template)):
+            messages = with_tools_as_text(messages, tools)
+        if template is None:
+            text = "\n".join(str(message["content"]) for message in messages)
+            return session.encode(text, most), None
+        return session.encode_chat(messages, template, most, known), template
 
     def _knows_calls(self, template: TemplateChoice | None) -> bool:
         """Whether a template has a place for earlier calls of tools."""

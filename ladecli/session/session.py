@@ -199,6 +199,7 @@ class Session:
         messages: Sequence[ChatMessage],
         choice: TemplateChoice | None = None,
         most: int | None = None,
+        known: Mapping[str, Sequence[int]] | None = None,
     ) -> list[int]:
         """The ids of a conversation, which waits for an answer.
 
@@ -206,6 +207,7 @@ class Session:
             messages: with `role` and `content`.
             choice: of the chat template; the model's own if None.
             most: see `encode`.
+            known: see `ChatTemplate.encode`.
 
         Raises:
             UsageError: there is no such template, or it refuses the messages.
@@ -213,7 +215,7 @@ class Session:
         """
         template = self.template(choice or TemplateChoice())
         _ = template.end_token  # while Ctrl-C still ends a template that does not come to an end
-        return self._embedded(template.encode(messages, most))
+        return self._embedded(template.encode(messages, most, known))
 
     def encode_talk(
         self, messages: Sequence[ChatMessage], choice: TemplateChoice | None

@@ -17,7 +17,7 @@ IM = ("<|im_start|>", "<|im_end|>")
 TEMPLATE = """\
 {% if tools %}<|im_start|>system
 {{ tools | tojson }}<|im_end|>
-{% endif %}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }}
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}{{ m.name }}
 {{ m.content }}{% for call in m.tool_calls or [] %}
 {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -146,3 +146,31 @@ def test_responses(server: Server) -> None:
         status, error = server.refusal("/v1/responses", {"input": "hi"} | change)
         assert status == 400
         assert word in error["message"]
+
+
+def test_an_answer_that_called_is_not_read_again(tmp_path: Path) -> None:
+    """Not even if the template writes calls in another form than the model."""
+    folder = Scripted(TEMPLATE, (CALL, "<|im_end|>", "lost"), IM).write(tmp_path / "model")
+    with Server(tmp_path, model=folder) as server:
+        first = server.chat(messages=[HI], tools=TOOLS)
+        message = first["choices"][0]["message"]
+        assert message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+        for content in (None, ""):
+            again = message | {"content": content}
+            usage = server.chat(messages=[HI, again, result], tools=TOOLS)["usage"]
+            read = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= read - 1
+
+
+def test_texts_are_drafts_as_json_has_them(tmp_path: Path) -> None:
+    text = 'def f():\n    return "a long text"\n' * 8
+    escaped = json.dumps({"name": "weather", "arguments": {"city": text}})
+    pieces = [escaped[at : at + 9] for at in range(0, 180, 9)]
+    unique = list(dict.fromkeys(pieces))[:12]
+    folder = Scripted(TEMPLATE, (*unique, "<|im_end|>"), IM).write(tmp_path / "model")
+    with Server(tmp_path, model=folder) as server:
+        plain = server.chat(messages=[HI], tools=TOOLS)["lade"]
+        asked = {"role": "user", "content": text}
+        drafted = server.chat(messages=[asked], tools=TOOLS)["lade"]
+        assert drafted["steps"] < plain["steps"]
