@@ -33,7 +33,8 @@ def run(request: GenerateRequest) -> int:
     The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C or SIGTERM.
     """
     terminal = Terminal(request.color, request.quiet)
-    rows = gather(request.prompt or [], request.prompt_file or [], terminal.say)
+    suffix = None if request.suffix_file is None else read_text(request.suffix_file)
+    rows = gather(request.prompt or [], request.prompt_file or [], terminal.say, suffix)
     answers_to_give = sum(row.answers for row in rows)
     record.check(request, answers_to_give)
     texts = pool_file.check(request)
@@ -42,7 +43,8 @@ def run(request: GenerateRequest) -> int:
         # All prompts are checked before the first is answered: no half of the work is lost.
         for number, row in enumerate(rows, start=1):
             # A conversation needs one, unless --raw asks for none.
-            template = request.template(session.has_template or row.is_conversation)
+            chats = suffix is None and (session.has_template or row.is_conversation)
+            template = request.template(chats)
             system = request.system if template else None
             talks.append(Dialogue(session, row, system, template))
             try:
@@ -67,12 +69,16 @@ def run(request: GenerateRequest) -> int:
 
 
 def gather(
-    texts: Sequence[str], files: Sequence[str], say: Callable[[str], object] = lambda _: None
+    texts: Sequence[str],
+    files: Sequence[str],
+    say: Callable[[str], object] = lambda _: None,
+    suffix: str | None = None,
 ) -> list[Row]:
     """Return all prompts; those of a .jsonl have the ids of their rows, others a number.
 
     Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line; so has
-    standard input if all of its lines are rows, which `say` is told.
+    standard input if all of its lines are rows, which `say` is told.  With a `suffix` the answers
+    go between it and the prompts.
 
     Raises:
         UsageError: none was given, or one cannot be read; the message names it and the fix.
@@ -93,11 +99,15 @@ def gather(
                 say(f"standard input has {counted(len(rows), 'row')} of JSON: each is a prompt")
             else:
                 # The last line break ends the line; it is no part of the prompt.
-                text = text.removesuffix("\n")
+                text = text.removesuffix("\n") if suffix is None else text
                 rows = {0: _row(len(prompts) + 1, text, display_name(name))}
         for line, row in rows.items():
             numbered = dataclasses.replace(row, id=str(len(prompts) + 1))
             prompts.append(numbered if row.id == line_id(line) else row)
+    if suffix is not None:
+        if any(row.is_conversation for row in prompts):
+            raise UsageError("--suffix-file goes with one text, and not with a conversation")
+        return [dataclasses.replace(row, suffix=suffix) for row in prompts]
     return prompts
 
 
@@ -123,7 +133,8 @@ class _Answers:
         self._request = request
         self._session = session
         sampling = session.loaded.defaults.without_samples
-        self._settings = opening.settings_of(request, session.choice, sampling)
+        settings = opening.settings_of(request, session.choice, sampling)
+        self._settings = dataclasses.replace(settings, fills_in=request.suffix_file is not None)
         self._terminal = terminal
 
     def hold(self, talk: Dialogue) -> None:

@@ -251,6 +251,11 @@ class GenerateRequest(FileOptions, RankedOptions):
         metavar="FILE",
         lasting=False,
     )
+    suffix_file: str | None = prompt_option(
+        "File with the text after the answer: the model fills in the middle.",
+        metavar="FILE",
+        lasting=False,
+    )
     max_new_tokens: int | None = length_option(
         "Maximum number of new tokens.", "-n", default=512, least=1
     )
@@ -265,7 +270,8 @@ class GenerateRequest(FileOptions, RankedOptions):
     def read_files(self) -> dict[str, str]:
         """The same as `FileOptions.read_files`, and files of prompts."""
         names = [name for name in self.prompt_file or () if name != "-"]
-        return super().read_files | dict.fromkeys(names, "--prompt-file")
+        suffix = {self.suffix_file: "--suffix-file"} if self.suffix_file else {}
+        return super().read_files | suffix | dict.fromkeys(names, "--prompt-file")
 
     def _check(self) -> None:
         super()._check()
@@ -273,6 +279,8 @@ class GenerateRequest(FileOptions, RankedOptions):
             raise UsageError(
                 f"--prompt was given {len(self.prompt)} times; give it once, or a .jsonl by -f"
             )
+        if self.suffix_file and self.system is not None:
+            raise UsageError("--suffix-file continues a text as it is; leave --system out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,8 +348,17 @@ class ServeRequest(DraftFileOptions, RankedOptions):
     Requests are answered one at a time; options hold unless a request says otherwise.
     """
 
+    max_new_tokens: int | None = length_option(
+        "Maximum number of new tokens of an answer, unless its request says otherwise.",
+        "-n",
+        default=4096,
+        least=1,
+    )
     host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")
     port: int = _serve("Port to listen at; 0 is any free one.", default=8000, least=0, most=65535)
+    served_name: str | None = _serve(
+        "Name of the model for clients; default: MODEL itself.", "--name", metavar="NAME"
+    )
     api_key: str | None = _serve(
         "Key that clients must send; better in LADE_API_KEY, which other users cannot see.",
         metavar="KEY",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import json
 import math
 import re
 import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -22,9 +20,13 @@ from starlette.exceptions import HTTPException
 
 from ..errors import flaw, one_line
 from ..options.answer import ServeRequest
+from .forms import ChatForm, Form, TextForm
+from .responses import ResponseForm, ResponseWanted
 from .schema import ChatWanted, Refused, TextWanted, Wanted
 from .worker import Job, Part, Worker, ending
 
+Body: TypeAlias = ChatWanted | TextWanted | ResponseWanted
+"""The body of a request."""
 MOST_BYTES = 4 << 20
 """Of a body."""
 HELD_BYTES = 8 * MOST_BYTES
@@ -50,6 +52,8 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
         )
     desk, began = _Desk(worker, request), int(time.time())
     model = {"id": worker.name, "object": "model", "created": began, "owned_by": "lade"}
+    # vLLM's name for it, and that of other servers.
+    model |= dict.fromkeys(("max_model_len", "context_length"), worker.context)
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
@@ -72,11 +76,15 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await desk.answer(request, ChatWanted, _Chat(worker.name))
+        return await desk.answer(request, ChatWanted, ChatForm)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await desk.answer(request, TextWanted, _Text(worker.name))
+        return await desk.answer(request, TextWanted, TextForm)
+
+    @app.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        return await desk.answer(request, ResponseWanted, ResponseForm)
 
     return app
 
@@ -93,7 +101,7 @@ class _Reader:
         self._worker, self._seconds = worker, seconds
         self._held = 0  # bytes of bodies that are not complete
 
-    async def read(self, request: Request, kind: type[Wanted]) -> Wanted:
+    async def read(self, request: Request, kind: type[Body]) -> Wanted:
         """What the body of a request wants.
 
         Raises:
@@ -104,9 +112,8 @@ class _Reader:
         if not re.fullmatch(r"application/([\w.-]+\+)?json", media):
             raise Refused(415, "send JSON, with the header Content-Type: application/json")
         try:
-            wanted = kind.model_validate_json(
-                await asyncio.wait_for(self._body(request), self._seconds)
-            )
+            body = await asyncio.wait_for(self._body(request), self._seconds)
+            wanted = kind.model_validate_json(body).as_wanted()
         except asyncio.TimeoutError:
             late = Refused(408, f"the body did not come within {self._seconds:g} s")
             late.headers = {"Connection": "close"}
@@ -170,7 +177,8 @@ async def _as_response(request: Request, error: Exception) -> Response:
         error = Refused(500, f"an error of the server's own ({type(error).__name__})")
     elif not isinstance(error, Refused):  # Starlette's, which has no such route
         asked = f"{request.method} {request.url.path}"
-        error.detail = f"there is no {asked}; /v1/chat/completions and /v1/completions take POST"
+        error.detail = f"there is no {asked}; /v1/chat/completions, /v1/completions and"
+        error.detail += " /v1/responses take POST"
     return JSONResponse(_described(error), error.status_code, error.headers)
 
 
@@ -181,58 +189,6 @@ def _described(error: HTTPException) -> dict[str, Any]:
     kind = kinds.get(error.status_code, usual)
     names = {name: getattr(error, name, None) for name in ("param", "code")}
     return {"error": {"message": error.detail, "type": kind, **names}}
-
-
-# Answers.
-
-
-class _Chat:
-    """The form of an answer to a conversation."""
-
-    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, model: str) -> None:
-        about = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
-        self._about: dict[str, Any] = about | {"model": model}
-        self._opening = {"role": "assistant", "content": ""}  # of the first part
-
-    def shown(self, part: Part, name: str, **totals: Any) -> dict[str, Any]:
-        """A part of the answer, or all of it, as the object of a name, with its totals."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": part.finish}
-        if part.logprobs:
-            choice["logprobs"] = self._logprobs(part.logprobs)
-        choice |= self._said(part, "message" if name == self.whole else "delta")
-        return self._about | {"object": name, "choices": [choice]} | totals
-
-    def usage(self, part: Part) -> dict[str, Any]:
-        """What comes after the last part, where a client asks for that."""
-        return self._about | {"object": self.chunk, "choices": []} | part.totals
-
-    def _said(self, part: Part, key: str) -> dict[str, Any]:
-        said, self._opening = self._opening, {}
-        said |= {"content": part.text} if part.text else {}
-        return {key: said | ({"reasoning_content": part.reasoning} if part.reasoning else {})}
-
-    def _logprobs(self, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {"content": found}
-
-
-class _Text(_Chat):
-    """The form of a text that is continued."""
-
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
-
-    def _said(self, part: Part, key: str) -> dict[str, Any]:
-        return {"text": part.text}
-
-    def _logprobs(self, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "tokens": [one["token"] for one in found],
-            "token_logprobs": [one["logprob"] for one in found],
-            "top_logprobs": [
-                {each["token"]: each["logprob"] for each in one["top_logprobs"]} for one in found
-            ],
-        }
 
 
 class _Desk:
@@ -251,7 +207,9 @@ class _Desk:
         self._reader = _Reader(worker, request.client_timeout)
         self.open: set[Job] = set()
 
-    async def answer(self, request: Request, kind: type[Wanted], form: _Chat) -> Response:
+    async def answer(
+        self, request: Request, kind: type[Body], form_of: Callable[[str, Any], Form]
+    ) -> Response:
         """The answer to a request: a stream, or an object.
 
         Raises:
@@ -262,13 +220,13 @@ class _Desk:
         except Refused:
             self._worker.counters.refuse()
             raise
-        parts = self._parts(wanted)
+        parts, form = self._parts(wanted), form_of(self._worker.name, wanted)
         if not wanted.stream:
             part = await _while_there(request, _whole(parts))
-            return JSONResponse(form.shown(part, form.whole, **part.totals))
+            return JSONResponse(form.whole(part))
         # What is wrong shows before the first part, and is no stream.
         first = await _while_there(request, anext(parts))
-        events = _events(form, first, parts, wanted)
+        events = _events(form, first, parts)
         return StreamingResponse(events, media_type="text/event-stream", headers=AT_ONCE)
 
     async def _parts(self, wanted: Wanted) -> AsyncGenerator[Part]:
@@ -311,6 +269,7 @@ async def _whole(parts: AsyncIterator[Part]) -> Part:
         found[-1],
         text="".join(part.text for part in found),
         reasoning="".join(part.reasoning for part in found),
+        calls=tuple(call for part in found for call in part.calls),
         logprobs=tuple(one for part in found for one in part.logprobs),
     )
 
@@ -330,25 +289,18 @@ async def _while_there(request: Request, work: Awaitable[Part]) -> Part:
         task.cancel()
 
 
-async def _events(
-    form: _Chat, part: Part, rest: AsyncIterator[Part], wanted: Wanted
-) -> AsyncIterator[str]:
+async def _events(form: Form, part: Part, rest: AsyncIterator[Part]) -> AsyncIterator[str]:
     """A stream as server-sent events: a first part, and the rest."""
-    separate = (wanted.stream_options or {}).get("include_usage")
-    yield _event(form.shown(Part(), form.chunk))
+    for event in form.begin():
+        yield event
     try:
         while part.finish is None:
-            if part.text or part.reasoning or part.logprobs:
-                yield _event(form.shown(part, form.chunk))
+            if part.text or part.reasoning or part.calls or part.logprobs:
+                for event in form.add(part):
+                    yield event
             part = await anext(rest)
     except Refused as error:
-        yield _event(_described(error))
+        yield form.failed(_described(error))
         return
-    yield _event(form.shown(part, form.chunk, **({} if separate else part.totals)))
-    if separate:
-        yield _event(form.usage(part))
-    yield "data: [DONE]\n\n"
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
+    for event in form.end(part):
+        yield event

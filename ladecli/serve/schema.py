@@ -9,7 +9,14 @@ import json
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import HTTPException
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from ..session.chat_template import ChatMessage
 from ..session.conversation import NotSupported, as_parts
@@ -22,8 +29,8 @@ TOP_LOGPROBS = 20
 """Tokens at a place that are named with their log-probabilities."""
 _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),
-    **dict.fromkeys(("tools", "functions"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
     **dict.fromkeys(("audio", "web_search_options"), ()),
     # llama.cpp's and vLLM's limits of what an answer may be.
@@ -33,7 +40,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "suffix": ("",),
 }
 """Fields that ask for what there is not, with the values that do not ask for it."""
 
@@ -76,24 +82,40 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=STOP_LENGTH)]
 
 
-class _Object(BaseModel):
+def _parts_or_null(value: Any) -> Any:
+    """Parts of a content, which a message that calls tools need not have."""
+    return None if value is None else as_parts(value)
+
+
+def _tools(value: Any) -> Any:
+    """The tools as templates take them."""
+    for number, tool in enumerate(value if isinstance(value, list) else ()):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function":
+            raise ValueError(f"{number}: only tools of the type function are known here")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise ValueError(f"{number}: its function has no name")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ValueError(f"{number}: the parameters of {function['name']} are no JSON schema")
+    return value
+
+
+class RequestObject(BaseModel):
     """An object of a request."""
 
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
 
-class TextPart(_Object):
+class TextPart(RequestObject):
     """A part of a content."""
 
     type: Literal["text"]
     text: str
 
 
-class Said(_Object):
-    """Anything with a content: a message's, or that of a prediction."""
+class Prediction(RequestObject):
+    """A text that the answer may repeat."""
 
-    tool_calls: NotSupported = None
-    function_call: NotSupported = None
     content: Annotated[list[TextPart], BeforeValidator(as_parts)]
 
     @property
@@ -102,27 +124,68 @@ class Said(_Object):
         return "".join(part.text for part in self.content)
 
 
-class Message(Said):
+class Function(RequestObject):
+    """The function of a call."""
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    arguments: str = "{}"  # an object as JSON
+
+
+class Call(RequestObject):
+    """A call of a tool, in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Message(RequestObject):
     """A message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart] | None, BeforeValidator(_parts_or_null)] = None
     reasoning_content: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    function_call: NotSupported = None
 
-    def for_template(self) -> ChatMessage:
-        """The message as chat templates take it."""
-        thought = {"reasoning_content": self.reasoning_content} if self.reasoning_content else {}
-        return {"role": self.role, "content": self.text, **thought}
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content: a message of the role {self.role} must have one")
+        return self
+
+    def for_template(self, names: dict[str, str]) -> ChatMessage:
+        """Return the message as chat templates take it.
+
+        Args:
+            names: of the tools that were called so far, by the ids of the calls.
+        """
+        message: dict[str, Any] = {"role": self.role}
+        message["content"] = "".join(part.text for part in self.content or ())
+        if self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+            names |= {call.id: call.function.name for call in self.tool_calls if call.id}
+        if self.role == "tool":
+            name = self.name or names.get(self.tool_call_id or "")
+            named = {"tool_call_id": self.tool_call_id, "name": name}
+            message |= {key: value for key, value in named.items() if value}
+        return message
 
 
-class _Wanted(_Object):
+class _Wanted(RequestObject):
     """What a client wants; None is what the server was started with."""
 
     model_config = ConfigDict(extra="allow")
 
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # its newer name
+    # 0 and -1 are no limit, as in LM Studio and llama.cpp
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=-1)] | None = None  # its newer name
     stop: Annotated[list[_Text] | None, BeforeValidator(_stops)] = None
     temperature: _Number | None = None
     top_p: _Number | None = None
@@ -131,7 +194,7 @@ class _Wanted(_Object):
     repetition_penalty: _Number | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
-    prediction: Said | None = None
+    prediction: Prediction | None = None
 
     def check(self) -> None:
         """Refuse what would be answered otherwise than it is meant."""
@@ -147,7 +210,10 @@ class _Wanted(_Object):
         """The options of the server that this replaces, by key."""
         names = ("stop", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
         given = {name: getattr(self, name) for name in (*names, "ignore_eos")}
-        given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
+        limit = self.max_completion_tokens or self.max_tokens or 0
+        given["max_new_tokens"] = limit if limit > 0 else None
+        if self.top_k == -1:  # vLLM's word for all tokens
+            given["top_k"] = 0
         return {key: value for key, value in given.items() if value is not None}
 
 
@@ -158,10 +224,26 @@ class ChatWanted(_Wanted):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools)] = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    def as_wanted(self) -> ChatWanted:
+        """Return the request itself."""
+        return self
+
+    @property
+    def callable(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     def check(self) -> None:
         """See `_Wanted`."""
         super().check()
+        if self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise Refused(
+                400, 'tool_choice: only "auto" or "none" is supported here', "tool_choice"
+            )
         if self.top_logprobs and not self.logprobs:
             raise Refused(400, 'top_logprobs: it needs "logprobs": true', "top_logprobs")
 
@@ -175,7 +257,12 @@ class TextWanted(_Wanted):
     """The body of /v1/completions."""
 
     prompt: Annotated[str, BeforeValidator(_one_text)]
+    suffix: str | None = None  # the answer goes between the prompt and it
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+
+    def as_wanted(self) -> TextWanted:
+        """Return the request itself."""
+        return self
 
     @property
     def alternatives(self) -> int | None:

@@ -7,25 +7,30 @@ hands it jobs and takes the parts.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client as prometheus
 
 from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankError
 from ..errors import UsageError, describe_error, one_line
-from ..events import TextEvent, TextStep, pieces_of
+from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
+from ..session.chat_template import ChatMessage
 from ..session.text import REPLACEMENT, bytes_of, speller
+from ..session.tool_calls import CallReader, ToolCall, with_tools_as_text
 from ..view.terminal import Terminal
-from .schema import ChatWanted, Refused, Wanted
+from .known import Answer, KnownTexts
+from .schema import ChatWanted, Refused, TextWanted, Wanted
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -48,6 +53,7 @@ class Part:
 
     text: str = ""
     reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[dict[str, Any], ...] = ()  # of its tokens, as OpenAI's chats have them
     finish: str | None = None  # why the answer ends, with its last part
     totals: dict[str, Any] = field(default_factory=dict)  # what the answer took, with that part
@@ -120,6 +126,7 @@ class Worker:
 
     Attributes:
         name: of the model.
+        context: tokens of the longest prompt and its answer.
         counters: of what was answered.
         jobs: that wait.
         until: when the answer under way ends, at the latest; no other is taken before that.
@@ -128,10 +135,12 @@ class Worker:
 
     def __init__(self, session: Session, request: ServeRequest) -> None:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self.name = session.loaded.name
+        self.name = request.served_name or session.loaded.name
+        self.context = session.decoder.max_context
         self.counters = Counters()
         self._session, self._request = session, request
         self._terminal = Terminal(request.color, request.quiet)
+        self._answers = KnownTexts()
         self._spell = speller(session.loaded.tokenizer)
         # Signals are handled in the main thread, which a tokenizer would hold for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
@@ -213,7 +222,13 @@ class Worker:
         settings = opening.settings_of(request, session.choice, sampling, template)
         if wanted.prediction is not None:
             session.add_draft_text(wanted.prediction.text, lasting=False)
-        return prompt, replace(settings, logprobs=wanted.alternatives)
+        calls = isinstance(wanted, ChatWanted) and bool(wanted.callable)
+        if isinstance(wanted, ChatWanted) and calls:
+            for text in self._answers.new_texts(wanted.messages):
+                session.add_draft_text(json.dumps(text, ensure_ascii=False)[1:-1], lasting=False)
+        fills_in = isinstance(wanted, TextWanted) and bool(wanted.suffix)
+        settings = replace(settings, logprobs=wanted.alternatives, calls=calls, fills_in=fills_in)
+        return prompt, settings
 
     def _parts(
         self,
@@ -228,21 +243,35 @@ class Worker:
         Raises:
             Refused, Error: it was cut short.
         """
-        session = self._session
+        session, called, answer = self._session, False, Answer()
         hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
-        for event in session.stream(prompt, settings, cancelled):
-            tally.add(event)
-            held.append(event)
-            if time.monotonic() - sent >= SHORTEST_PART:
-                yield self._part(held, hidden)
-                held, sent = [], time.monotonic()
-        yield self._part(held, hidden)
+        reader, most = None, math.inf
+        if isinstance(wanted, ChatWanted) and settings.calls:
+            reader = CallReader(wanted.callable, self._special)
+            most = 1 if wanted.parallel_tool_calls is False else math.inf
+        with contextlib.closing(session.stream(prompt, settings, cancelled)) as events:
+            for event in events:
+                tally.add(event)
+                held.append(event)
+                if time.monotonic() - sent >= SHORTEST_PART or isinstance(event, Ended):
+                    part = self._part(held, hidden, reader, isinstance(event, Ended))
+                    if most == 1:
+                        part = replace(part, calls=part.calls[:1])
+                    called = called or bool(part.calls)
+                    answer.add(part, held)
+                    yield part
+                    if called and most == 1:
+                        break
+                    held, sent = [], time.monotonic()
         if tally.reason == "memory":
             raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
-        if not tally.ended_well:
+        if not tally.ended_well and not (called and most == 1):
             raise ending()
+        if isinstance(wanted, ChatWanted):
+            self._answers.keep(answer, hidden)
         # In OpenAI's words.
-        yield Part(finish="length" if tally.cut else "stop", totals=_totals(tally, settings))
+        finish = "length" if tally.cut else "tool_calls" if called else "stop"
+        yield Part(finish=finish, totals=_totals(tally, settings))
 
     def _prompt(
         self, wanted: Wanted, request: ServeRequest
@@ -255,16 +284,20 @@ class Worker:
         session, template = self._session, None
         most = session.decoder.max_context
         if isinstance(wanted, ChatWanted):
-            messages = [message.for_template() for message in wanted.messages]
-            if request.system is not None and messages[0]["role"] not in _SYSTEM:
-                messages.insert(0, {"role": "system", "content": request.system})
-            if (template := request.template(True)) is None:
-                ids = session.encode("\n".join(message["content"] for message in messages), most)
-            else:
+            template = request.template(True)
+            if template is not None:
                 template = self._with_variables(template, wanted.chat_template_kwargs or {})
-                ids = session.encode_chat(messages, template, most)
+            messages = self._messages(wanted, request)
+            known = self._answers.put_back(messages)
+            try:
+                ids, template = self._encoded(messages, wanted.callable, template, most, known)
+            except UsageError:
+                if not known:
+                    raise
+                messages = self._messages(wanted, request)
+                ids, template = self._encoded(messages, wanted.callable, template, most)
         else:
-            ids = session.encode(wanted.prompt, most)
+            ids = session.encode(wanted.prompt, most, wanted.suffix or None)
         if len(ids) >= most:
             # In OpenAI's words, by which clients know it.
             told = f"This model's maximum context length is {most} tokens, and the prompt has"
@@ -272,6 +305,46 @@ class Worker:
             message = f"{told} {count}; shorten the prompt"
             raise Refused(400, message, code="context_length_exceeded")
         return ids, template
+
+    def _messages(self, wanted: ChatWanted, request: ServeRequest) -> list[ChatMessage]:
+        """The messages of a conversation, with the system message of the server."""
+        names: dict[str, str] = {}
+        messages = [message.for_template(names) for message in wanted.messages]
+        if request.system is not None and messages[0]["role"] not in _SYSTEM:
+            messages.insert(0, {"role": "system", "content": request.system})
+        return messages
+
+    def _encoded(
+        self,
+        messages: list[ChatMessage],
+        tools: list[dict[str, Any]],
+        template: TemplateChoice | None,
+        most: int,
+        known: Mapping[str, Sequence[int]] | None = None,
+    ) -> tuple[list[int], TemplateChoice | None]:
+        """The ids of a conversation, and the template that it went through, with the tools."""
+        session = self._session
+        if template is not None and tools:
+            choice = replace(template, arguments={**template.arguments, "tools": tools})
+            if "tools" in session.template(choice).words:
+                template, tools = choice, []
+        called = any("tool_calls" in message or message["role"] == "tool" for message in messages)
+        if tools or (called and not self._knows_calls(template)):
+            messages = with_tools_as_text(messages, tools)
+        if template is None:
+            text = "\n".join(str(message["content"]) for message in messages)
+            return session.encode(text, most), None
+        return session.encode_chat(messages, template, most, known), template
+
+    def _knows_calls(self, template: TemplateChoice | None) -> bool:
+        """Whether a template has a place for earlier calls of tools."""
+        return template is not None and "tool_calls" in self._session.template(template).words
+
+    @cached_property
+    def _special(self) -> list[str]:
+        """The texts of the model's special tokens."""
+        tokens = getattr(self._session.loaded.tokenizer, "added_tokens_decoder", {}).values()
+        return [str(token) for token in tokens if token.special]
 
     def _with_variables(
         self, template: TemplateChoice, variables: dict[str, Any]
@@ -286,7 +359,13 @@ class Worker:
         known = {key: value for key, value in variables.items() if key in plain.words}
         return replace(template, arguments={**template.arguments, **known})
 
-    def _part(self, events: Sequence[TextEvent], hidden: frozenset[int]) -> Part:
+    def _part(
+        self,
+        events: Sequence[TextEvent],
+        hidden: frozenset[int],
+        reader: CallReader | None,
+        ended: bool,
+    ) -> Part:
         """What events add."""
         pieces = [piece for event in events for piece in pieces_of(event)]
         found = [
@@ -297,11 +376,14 @@ class Worker:
             for token, each in zip(event.token_ids, event.logprobs, strict=False)
             if token not in hidden
         ]
-        return Part(
-            "".join(piece.text for piece in pieces),
-            "".join(piece.reasoning for piece in pieces),
-            tuple(found),
-        )
+        text, calls = "".join(piece.text for piece in pieces), list[ToolCall]()
+        if reader is not None:
+            text, calls = reader.feed(text)
+            if ended:
+                rest, more = reader.flush()
+                text, calls = text + rest, calls + more
+        reasoning = "".join(piece.reasoning for piece in pieces)
+        return Part(text, reasoning, tuple(calls), tuple(found))
 
     def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
         """A token with its log-probability."""

@@ -78,12 +78,18 @@ class ChatTemplate:
         """All words of the source, among which its variables are."""
         return frozenset(re.findall(r"\w+", self._source))
 
-    def encode(self, messages: Sequence[ChatMessage], most: int | None = None) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        most: int | None = None,
+        known: Mapping[str, Sequence[int]] | None = None,
+    ) -> list[int]:
         """The ids of a conversation, which waits for an answer.
 
         Args:
             messages: with `role` and `content`.
             most: see `Session.encode`.
+            known: ids in place of some contents, which must be in the text once, as they are.
 
         Raises:
             UsageError: the template is broken, refuses the messages, or drops what they say.
@@ -91,7 +97,13 @@ class ChatTemplate:
         text = self._apply(self._prepared(messages), reply=True)
         if most is not None:
             text = shortened(self._tokenizer, text, most)
-        return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
+        ids: list[int] = []
+        for content, tokens in (known or {}).items():
+            before, mark, text = text.partition(content)
+            if not mark or content in text:
+                raise UsageError(f"{self._name} changes what the assistant says")
+            ids += [*token_ids(self._tokenizer, before, special=False), *tokens]
+        return ids + token_ids(self._tokenizer, text, special=False)  # as transformers goes on
 
     @cached_property
     def end_token(self) -> int | None:

@@ -31,6 +31,7 @@ class Row:
     turns: tuple[str, ...] = ()  # the user's texts, none blank
     start: tuple[ChatMessage, ...] = ()  # messages before; without turns, they want an answer
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of the template, such as tools
+    suffix: str | None = None  # what comes after the answer, which fills in the middle
 
     @property
     def answers(self) -> int:
@@ -139,7 +140,10 @@ class Dialogue:
     def _encoded(self, talk: list[ChatMessage]) -> list[int]:
         if self.template is None and (names := self._row.only_for_templates):
             raise UsageError(f"{' and '.join(names)} need a chat template; leave --raw out")
-        ids = self._session.encode_talk(talk, self.template)
+        if self._row.suffix is not None:
+            ids = self._session.encode(talk[0]["content"], suffix=self._row.suffix)
+        else:
+            ids = self._session.encode_talk(talk, self.template)
         room = self._session.decoder.max_context
         # That there is no room for a single token is the decoder's to say.
         if self._new_tokens > max(1, room - len(ids)):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from .chat_template import REASONING_KEYS
 from .text import HIDDEN, Splitter, Text, TextDelta, overlap
+from .tool_calls import Tool
 
 TAGS = {
     "<think>": "</think>",
@@ -28,23 +30,30 @@ CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", 
 """Tokens of answers in channels, as gpt-oss has them: <|channel|>NAME<|message|>TEXT<|end|>."""
 FINAL = "final"
 """The channel of the answer; what stands in others is reasoning."""
+CALLS = "tool_calls"
+"""The field of a response template that holds calls of tools."""
 TAIL = 48
 """Tokens at the end of a prompt in which a template opens the reasoning."""
 
 
-def splitter(tokenizer: Any, prompt: Sequence[int]) -> Splitter:
+def splitter(
+    tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool] | None = None
+) -> Splitter:
     """Return the splitter for an answer to a conversation, by what the tokenizer knows.
 
     Args:
         tokenizer: of transformers.
         prompt: ids of the conversation; its template may have opened the reasoning.
+        tools: that the model may call; calls in channels, or known by the response template,
+            become calls between tags in the answer.  None if calls are not looked for.
     """
     schema = getattr(tokenizer, "response_template", None)
-    if schema and not {*REASONING_KEYS}.isdisjoint(schema.get("fields", ())):
-        return BySchema(tokenizer, prompt)
+    known = {*REASONING_KEYS} if tools is None else {*REASONING_KEYS, CALLS}
+    if schema and not known.isdisjoint(schema.get("fields", ())):
+        return BySchema(tokenizer, prompt, tools)
     before = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
     if {"<|channel|>", "<|message|>"} <= tokenizer.get_added_vocab().keys():
-        return ByChannels(before)
+        return ByChannels(before, calls=tools is not None)
     return ByTags(before)
 
 
@@ -164,10 +173,15 @@ class ByChannels(_ByMarks):
 
     Args:
         before: the end of the prompt, with its special tokens.
+        calls: whether messages to tools become calls between tags in the answer.
     """
 
-    def __init__(self, before: str) -> None:
+    def __init__(self, before: str, calls: bool = False) -> None:
         super().__init__(CHANNELS)
+        self._calls = calls
+        self._recipient = ""  # what stands before the name of a channel
+        self._tool: str | None = None  # that the message is for
+        self._arguments = ""  # of its call
         self._header: str | None = None  # what stands before a message, within it
         self._named = False  # whether that is the name of a channel
         self._channel = FINAL
@@ -177,6 +191,8 @@ class ByChannels(_ByMarks):
     def _place(self, text: Text) -> None:
         if self._header is not None:
             self._header += text.written
+        elif self._tool is not None:
+            self._arguments += text.visible
         elif self._channel == FINAL:
             self._parts.answer(text.visible)
         else:
@@ -184,14 +200,34 @@ class ByChannels(_ByMarks):
 
     def _pass(self, mark: str) -> None:
         if mark == "<|message|>":
-            words = (self._header or "").split() if self._named else []
+            header = self._header or ""
+            words = header.split() if self._named else []
             self._channel = next(iter(words), FINAL)
+            match = re.search(r"to=functions\.([\w.-]+)", self._recipient + header)
+            if self._calls and match:
+                self._tool, self._arguments = match[1], ""
             self._header, self._named = None, False
-            if self._channel != FINAL:
+            if self._channel != FINAL and self._tool is None:
                 self._parts.begin()
         else:
+            self._end_call()
+            self._recipient = (self._header or "") if mark == "<|channel|>" else ""
             opens = mark in ("<|start|>", "<|channel|>")
             self._header, self._named = "" if opens else None, mark == "<|channel|>"
+
+    def flush(self) -> TextDelta:
+        """See `Splitter.flush`."""
+        self._place(self._held)
+        self._held = Text()
+        self._end_call()
+        return self._parts.take(ended=True)
+
+    def _end_call(self) -> None:
+        """Write the call that was a message to a tool between tags."""
+        if self._tool is not None:
+            call = f'"name": {json.dumps(self._tool)}, "arguments": {self._arguments or "{}"}'
+            self._parts.answer(f"<tool_call>{{{call}}}</tool_call>")
+            self._tool = None
 
 
 class BySchema:
@@ -200,13 +236,19 @@ class BySchema:
     Args:
         tokenizer: of transformers, with such a template.
         prompt: ids of the conversation.
+        tools: see `splitter`.
     """
 
     done = False
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool] | None = None
+    ) -> None:
         before = tokenizer.decode(list(prompt), skip_special_tokens=False)
-        self._parser: Any = tokenizer.get_response_parser(prefix=before)
+        self._calls = tools is not None
+        self._parser: Any = tokenizer.get_response_parser(
+            prefix=before, **({"tools": list(tools)} if tools else {})
+        )
         self._special: set[str] = set()
         self._parts = _Collector()
         self._fed, self._has_fields = "", False
@@ -237,6 +279,11 @@ class BySchema:
 
     def _follow(self, events: Sequence[dict[str, Any]]) -> None:
         for event in events:
+            if self._calls and event["field"] == CALLS:
+                if event["type"] == "region_close":
+                    calls = json.dumps(event["value"], ensure_ascii=False)
+                    self._parts.answer(f"<tool_call>{calls}</tool_call>")
+                continue
             reasons = event["field"] in REASONING_KEYS
             if event["type"] == "region_open" and reasons:
                 self._parts.begin()

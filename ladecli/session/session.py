@@ -20,6 +20,7 @@ from ..events import TextEvent
 from ..models.load import LoadedModel
 from ..options.answer import TemplateChoice
 from ..profiles import Choice, measured
+from . import fill_in
 from .chat_template import ChatMessage, ChatTemplate, text_of
 from .reasoning import splitter
 from .setup import Setup
@@ -37,6 +38,8 @@ class Settings:
     stop: tuple[str, ...] = ()  # strings that end the text
     ignore_eos: bool = False  # whether decoding goes on after end-of-text tokens
     template: TemplateChoice | None = None  # None where a text is continued as it is
+    fills_in: bool = False  # whether the prompt is one of `fill_in`
+    calls: bool = False  # whether the text has what marks calls of tools, see `CallReader`
     logprobs: int | None = None  # see `Decoder.generate`
 
 
@@ -173,18 +176,22 @@ class Session:
         self._notices_shown.update(new)
         return new
 
-    def encode(self, prompt: str, most: int | None = None) -> list[int]:
+    def encode(self, prompt: str, most: int | None = None, suffix: str | None = None) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds.
 
         Args:
             prompt: a text.
             most: of a prompt with more than twice as many ids, those of a beginning will do.
+            suffix: a text that comes after the answer, if the model is to fill in the middle.
 
         Raises:
+            UsageError: the model does not fill in.
             NoEmbeddingError: the checkpoint has no embedding for one.
         """
         if most is not None:
             prompt = shortened(self.loaded.tokenizer, prompt, most)
+        if suffix is not None:
+            return self._embedded(fill_in.encode(self.loaded.tokenizer, prompt, suffix))
         return self._embedded(token_ids(self.loaded.tokenizer, prompt))
 
     def encode_chat(
@@ -192,6 +199,7 @@ class Session:
         messages: Sequence[ChatMessage],
         choice: TemplateChoice | None = None,
         most: int | None = None,
+        known: Mapping[str, Sequence[int]] | None = None,
     ) -> list[int]:
         """The ids of a conversation, which waits for an answer.
 
@@ -199,6 +207,7 @@ class Session:
             messages: with `role` and `content`.
             choice: of the chat template; the model's own if None.
             most: see `encode`.
+            known: see `ChatTemplate.encode`.
 
         Raises:
             UsageError: there is no such template, or it refuses the messages.
@@ -206,7 +215,7 @@ class Session:
         """
         template = self.template(choice or TemplateChoice())
         _ = template.end_token  # while Ctrl-C still ends a template that does not come to an end
-        return self._embedded(template.encode(messages, most))
+        return self._embedded(template.encode(messages, most, known))
 
     def encode_talk(
         self, messages: Sequence[ChatMessage], choice: TemplateChoice | None
@@ -268,8 +277,11 @@ class Session:
     def _text_stream(self, prompt: Sequence[int], settings: Settings) -> TextStream:
         """What makes text of an answer's tokens."""
         tokenizer = self.loaded.tokenizer
-        splits = None if settings.template is None else splitter(tokenizer, prompt)
-        return TextStream(tokenizer, prompt, self.stops(settings), splits)
+        splits = None
+        if settings.template is not None:
+            tools = settings.template.arguments.get("tools", ()) if settings.calls else None
+            splits = splitter(tokenizer, prompt, tools)
+        return TextStream(tokenizer, prompt, self.stops(settings), splits, settings.calls)
 
     @property
     def has_template(self) -> bool:
@@ -350,7 +362,8 @@ class Session:
 
     def stops(self, settings: Settings) -> tuple[str, ...]:
         """The strings that end an answer: of the settings, and of the model's generation config."""
-        return *settings.stop, *self.loaded.defaults.stop_strings
+        marks = fill_in.stops(self.loaded.tokenizer) if settings.fills_in else ()
+        return *settings.stop, *self.loaded.defaults.stop_strings, *marks
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings as this model can have them: without drafts that it cannot verify, and with the

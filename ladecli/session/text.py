@@ -316,6 +316,7 @@ class TextStream:
         prompt: the ids before the stream.
         stops: strings that end the text.
         splitter: separates reasoning from the answer; None if all of it is the answer.
+        written: whether the texts of special tokens are shown, too, since they mark calls of tools.
     """
 
     def __init__(
@@ -324,8 +325,9 @@ class TextStream:
         prompt: Sequence[int] = (),
         stops: Sequence[str] = (),
         splitter: Splitter | None = None,
+        written: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._written = tokenizer, written
         self._detokenizer = Detokenizer(tokenizer, prompt)
         stops = [stop for stop in stops if stop]
         self._stops = StopStrings(tokenizer, prompt, stops) if stops else None
@@ -335,14 +337,14 @@ class TextStream:
     def feed(self, token: int) -> bool:
         """Take one token, and return whether it completes a stop string."""
         shown = self._detokenizer.feed(token)
-        if self._stops is None and self._splitter is None:
+        if self._stops is None and self._splitter is None and not self._written:
             self._deltas.append(TextDelta(text=shown))
             return False
-        # A special token has a text, too, which is not shown.
+        # A special token has a text, too, which is usually not shown.
         text, ended = Text.plain(shown), False
         if token in self._special and not self._tokenizer.decode([token], skip_special_tokens=True):
             special = self._tokenizer.decode([token], skip_special_tokens=False)
-            text = text.joined(Text.special(special))
+            text = text.joined((Text.plain if self._written else Text.special)(special))
         if self._stops is not None:
             text, ended = self._stops.feed(text, token)
         self._deltas.append(self._split(text))

@@ -363,25 +363,26 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
     ("change", "param", "words"),
     [
         ({"n": 2}, "n", "only 1"),
-        ({"tools": [{"type": "function"}]}, "tools", "leave it out"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "type function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools", "no name"),
         ({"response_format": {"type": "json_object"}}, "response_format", '"text"'),
         ({"guided_choice": ["yes", "no"]}, "guided_choice", "not supported"),
         ({"continue_final_message": True}, "continue_final_message", "only false"),
         ({"temperature": "hot"}, "temperature", "a valid number, not 'hot'"),
         ({"temperature": -1}, "temperature", "temperature must be"),
-        ({"top_k": -1}, "top_k", "top_k must be"),
+        ({"top_k": -2}, "top_k", "top_k must be"),
         ({"top_p": 1e400}, "top_p", "a finite number"),
-        ({"max_tokens": 0}, "max_tokens", "equal to 1"),
+        ({"max_tokens": -2}, "max_tokens", "equal to -1"),
         ({"stop": 5}, "stop", "a text, or a list"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "at least 1 "),
         ({"top_logprobs": 21}, "top_logprobs", "equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", '"logprobs": true'),
         ({"messages": []}, "messages", "it is empty"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "'user'"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages", "'user'"),
         ({"messages": [HI | {"content": [{"type": "image_url"}]}]}, "messages", "image_url"),
-        ({"messages": [HI | {"content": None}]}, "messages", "text, or a list of parts"),
-        ({"messages": [HI | CALLS]}, "messages", "tool_calls: it is not supported"),
+        ({"messages": [HI | {"content": None}]}, "messages", "user must have one"),
+        ({"messages": [HI, CALLS | {"tool_calls": [{}]}]}, "messages", "function: "),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is no"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self is no"),
         ({"chat_template_kwargs": {"conversations": 1}}, "chat_template_kwargs", "is no"),
@@ -400,13 +401,14 @@ def test_a_request_that_cannot_be_answered(
 
 def test_what_changes_nothing_is_ignored(server: Server) -> None:
     ignored = {"frequency_penalty": 0, "user": "me", "metadata": {}, "store": True, "n": 1}
-    assert "choices" in server.chat(max_tokens=2, tools=[], tool_choice=None, **ignored)
+    ignored |= {"top_k": -1, "tool_choice": "required"}
+    assert "choices" in server.chat(max_tokens=2, tools=[], **ignored)
 
 
 def test_openais_client_knows_the_errors(server: Server) -> None:
     with server.client() as client:
-        with pytest.raises(openai.BadRequestError, match="equal to 1") as wrong:
-            client.completions.create(model="demo", prompt="def ", max_tokens=0)
+        with pytest.raises(openai.BadRequestError, match="equal to -1") as wrong:
+            client.completions.create(model="demo", prompt="def ", max_tokens=-2)
         assert (wrong.value.param, wrong.value.type) == ("max_tokens", "invalid_request_error")
         with pytest.raises(openai.BadRequestError) as long:
             client.completions.create(model="demo", prompt="a " * 5000, stream=True)

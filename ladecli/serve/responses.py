@@ -1,0 +1,287 @@
+"""OpenAI's Responses: their requests as conversations, and answers as their items and events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ..session.tool_calls import ToolCall
+from .forms import event, new_id
+from .schema import ChatWanted, Refused, RequestObject
+from .worker import Part
+
+HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "local")
+"""How the types of tools begin that OpenAI's own servers run: they are left out."""
+
+
+class ResponseWanted(RequestObject):
+    """The body of /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    max_output_tokens: Annotated[int, Field(ge=-1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    background: Annotated[Literal[False] | None, BeforeValidator(lambda value: value)] = None
+    previous_response_id: None = None
+    conversation: None = None
+
+    def as_wanted(self) -> ChatWanted:
+        """Return the request as one of /v1/chat/completions.
+
+        Raises:
+            ValidationError, Refused: it has no such form.
+        """
+        tools = [
+            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+            if tool.get("type") == "function"
+            else tool
+            for tool in self.tools or ()
+            if not str(tool.get("type")).startswith(HOSTED)
+        ]
+        choice = self.tool_choice
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        fields: dict[str, Any] = {
+            "messages": self._messages(),
+            "tools": tools,
+            "tool_choice": choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stream": self.stream,
+            "response_format": _format((self.text or {}).get("format")),
+            "reasoning_effort": (self.reasoning or {}).get("effort"),
+        }
+        return ChatWanted.model_validate(
+            {key: value for key, value in fields.items() if value is not None}
+        )
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the messages of a conversation; calls join the message of the assistant."""
+        items = self.input
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        reasoning = ""
+        for number, item in enumerate(items):
+            kind = item.get("type", "message")
+            if kind == "message":
+                content = _content(item.get("content"))
+                message = {"role": item.get("role"), "content": content}
+                if reasoning and item.get("role") == "assistant":
+                    message["reasoning_content"] = reasoning
+                messages.append(message)
+                reasoning = ""
+            elif kind == "function_call":
+                if not messages or messages[-1]["role"] != "assistant":
+                    thought = {"reasoning_content": reasoning} if reasoning else {}
+                    messages.append({"role": "assistant", "content": None} | thought)
+                    reasoning = ""
+                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+            elif kind == "function_call_output":
+                result = {"role": "tool", "tool_call_id": item.get("call_id")}
+                messages.append(result | {"content": _content(item.get("output"))})
+            elif kind == "reasoning":
+                reasoning = "".join(part.get("text", "") for part in item.get("content") or ())
+            else:
+                raise Refused(400, f"input: {number}: items of the type {kind} are not known here")
+        return messages
+
+
+def _content(content: Any) -> Any:
+    """Return a content with parts of the type text."""
+    if not isinstance(content, list):
+        return content
+    kinds = ("input_text", "output_text")
+    return [
+        {"type": "text", "text": part.get("text")}
+        if isinstance(part, dict) and part.get("type") in kinds
+        else part
+        for part in content
+    ]
+
+
+def _format(form: Any) -> Any:
+    """Return the format of an answer as chats have it."""
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
+
+
+class ResponseForm:
+    """An answer of /v1/responses.
+
+    Args:
+        model: the name of the model.
+        wanted: the request.
+    """
+
+    def __init__(self, model: str, wanted: ChatWanted) -> None:
+        self._wanted = wanted
+        self._about = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
+        self._model = model
+        self._number = 0  # of the next event
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None  # the item that is being written
+
+    def whole(self, part: Part) -> dict[str, Any]:
+        """See `Form.whole`."""
+        for _ in self._added(part):
+            pass
+        for _ in self._closed():
+            pass
+        return self._response(part)
+
+    def begin(self) -> Iterator[str]:
+        """See `Form.begin`."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response(None))
+
+    def add(self, part: Part) -> Iterator[str]:
+        """See `Form.add`."""
+        yield from self._added(part)
+
+    def end(self, part: Part) -> Iterator[str]:
+        """See `Form.end`."""
+        yield from self._closed()
+        response = self._response(part)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: dict[str, Any]) -> str:
+        """See `Form.failed`."""
+        told = {
+            "code": error["error"]["code"] or "server_error",
+            "message": error["error"]["message"],
+        }
+        response = self._response(None) | {"status": "failed", "error": told}
+        return self._event("response.failed", response=response)
+
+    def _added(self, part: Part) -> Iterator[str]:
+        """Yield the events of a part: of reasoning, text, and calls."""
+        if part.reasoning:
+            yield from self._written("reasoning", "rs_", part.reasoning)
+        if part.text:
+            yield from self._written("message", "msg_", part.text)
+        for call in part.calls:
+            yield from self._called(call)
+
+    def _written(self, kind: str, prefix: str, text: str) -> Iterator[str]:
+        """Yield the events of more text of an item of a kind."""
+        if self._open is None or self._open["type"] != kind:
+            yield from self._closed()
+            role: dict[str, Any] = {"role": "assistant"}
+            about = role if kind == "message" else {"summary": []}
+            item: dict[str, Any] = {"id": new_id(prefix), "type": kind, "status": "in_progress"}
+            self._open = {**item, **about, "content": []}
+            yield self._event("response.output_item.added", item=dict(self._open), **self._place)
+            self._open["content"] = [self._part("")]
+            if kind == "message":
+                yield self._event(
+                    "response.content_part.added", part=self._part(""), **self._inside
+                )
+        self._open["content"][0]["text"] += text
+        yield self._event(f"{self._text}.delta", delta=text, logprobs=[], **self._inside)
+
+    def _closed(self) -> Iterator[str]:
+        """Yield the events that end the open item."""
+        if self._open is None:
+            return
+        part = self._open["content"][0]
+        yield self._event(f"{self._text}.done", text=part["text"], logprobs=[], **self._inside)
+        if self._open["type"] == "message":
+            yield self._event("response.content_part.done", part=dict(part), **self._inside)
+        yield from self._done(self._open | {"status": "completed"})
+        self._open = None
+
+    def _called(self, call: ToolCall) -> Iterator[str]:
+        """Yield the events of a call, whole."""
+        yield from self._closed()
+        item = {"id": new_id("fc_"), "type": "function_call", "call_id": new_id("")[:9]}
+        item |= {"name": call.name, "arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", item=dict(item), **self._place)
+        where: dict[str, Any] = {"item_id": item["id"], **self._place}
+        kind, text = "response.function_call_arguments", call.arguments_text
+        yield self._event(f"{kind}.delta", delta=text, **where)
+        yield self._event(f"{kind}.done", arguments=text, name=call.name, **where)
+        yield from self._done(item | {"arguments": text, "status": "completed"})
+
+    def _done(self, item: dict[str, Any]) -> Iterator[str]:
+        yield self._event("response.output_item.done", item=item, **self._place)
+        self._items.append(item)
+
+    def _part(self, text: str) -> dict[str, Any]:
+        """Return the content of the open item."""
+        if self._open is not None and self._open["type"] == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    @property
+    def _text(self) -> str:
+        """The events of the open item's text."""
+        assert self._open is not None
+        reasons = self._open["type"] == "reasoning"
+        return "response.reasoning_text" if reasons else "response.output_text"
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"output_index": len(self._items)}
+
+    @property
+    def _inside(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"item_id": self._open["id"], "content_index": 0, **self._place}
+
+    def _event(self, kind: str, **content: Any) -> str:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number - 1, **content}, kind)
+
+    def _response(self, part: Part | None) -> dict[str, Any]:
+        """Return the whole object; `part` is the last one, or None while the answer comes."""
+        cut = part is not None and part.finish == "length"
+        wanted = self._wanted
+        usage = None
+        if part is not None:
+            counts = part.totals["usage"]
+            usage = {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": counts["prompt_tokens_details"],
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": counts["total_tokens"],
+            }
+        figures = {} if part is None else {"lade": part.totals["lade"]}
+        return self._about | {
+            "status": "in_progress" if part is None else "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "error": None,
+            "model": self._model,
+            "output": list(self._items),
+            "usage": usage,
+            "instructions": None,
+            "metadata": {},
+            "parallel_tool_calls": wanted.parallel_tool_calls is not False,
+            "tools": [{"type": "function", **tool["function"]} for tool in wanted.tools or ()],
+            "tool_choice": wanted.tool_choice or "auto",
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "max_output_tokens": wanted.max_tokens,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            **figures,
+        }
