@@ -6,13 +6,10 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..events import TextEvent, TextStep
-
-if TYPE_CHECKING:
-    from .schema import Message
-    from .worker import Part
+from ..session.tool_calls import ToolCall
+from .schema import Message
 
 ANSWERS = 64
 """Answers that are kept, the newest."""
@@ -27,18 +24,9 @@ class Answer:
     """An answer with its tokens."""
 
     text: str = ""
-    calls: list[tuple[str, Any]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     reasoned: bool = False
-
-    def add(self, part: Part, events: Sequence[TextEvent]) -> None:
-        """Add a part, and the events that it is of."""
-        self.text += part.text
-        self.calls += [(call.name, call.arguments) for call in part.calls]
-        self.reasoned = self.reasoned or bool(part.reasoning)
-        for event in events:
-            if isinstance(event, TextStep):
-                self.ids += event.token_ids
 
 
 class KnownTexts:
@@ -52,7 +40,9 @@ class KnownTexts:
         """Keep an answer that calls tools; one with reasoning is the template's to write."""
         ids = answer.ids[:-1] if answer.ids[-1:] and answer.ids[-1] in stops else answer.ids
         if answer.calls and not answer.reasoned:
-            self._answers[_key(answer.text, answer.calls)] = ids
+            self._answers[
+                _key(answer.text, [(call.name, call.arguments) for call in answer.calls])
+            ] = ids
             if len(self._answers) > ANSWERS:
                 self._answers.popitem(last=False)
 

@@ -258,7 +258,10 @@ class Worker:
                     if most == 1:
                         part = replace(part, calls=part.calls[:1])
                     called = called or bool(part.calls)
-                    answer.add(part, held)
+                    answer.text += part.text
+                    answer.calls += part.calls
+                    answer.reasoned = answer.reasoned or bool(part.reasoning)
+                    answer.ids += [i for e in held if isinstance(e, TextStep) for i in e.token_ids]
                     yield part
                     if called and most == 1:
                         break
