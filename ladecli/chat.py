@@ -14,7 +14,7 @@ from rich.text import Text
 from . import files
 from .decoder.errors import DeviceLostError, Error, RankError
 from .errors import NoEmbeddingError, UsageError, counted
-from .options.answer import ChatRequest
+from .options.answer import KEEP_MEMORY, ChatRequest, bytes_in
 from .repl import commands
 from .repl.chat import Chat, ChatState
 from .repl.journal import Journal, KeptChat, kept_chats, newest, saved
@@ -88,6 +88,7 @@ def _open(request: ChatRequest, texts: list[str], stack: contextlib.ExitStack) -
     """Open the model of a request for a chat, until the stack is closed."""
     terminal = Terminal(request.color, request.quiet)
     session = stack.enter_context(opening.open_with_ranks(request, terminal))
+    session.keep_texts(bytes_in(KEEP_MEMORY))  # for /load, and a conversation that was left
     chat = Chat(session, request, terminal, open_reader)
     stack.enter_context(pool_file.keep_drafts(session, request.pool_file, texts))
     return chat

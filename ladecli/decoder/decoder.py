@@ -10,6 +10,7 @@ from .engine import Generation
 from .errors import DecoderError, PromptError
 from .events import Event, Finished
 from .executor import Executor, Stopped
+from .prefixes import Prefixes
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
 from .tree import common_prefix
@@ -34,6 +35,8 @@ class Decoder:
         max_context: the most tokens of prompt and answer together.
         lock: held while a step runs; another thread that changes what a step reads must hold it.
         cache: keys and values of the committed text.
+        prefixes: earlier texts that the cache gets back if a prompt begins as they do; None to
+            keep none.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Decoder:
         # between generations.
         self._latest = 0
         self._text: list[int] = []
+        self.prefixes: Prefixes | None = None
 
     def forget(self, *, keep_memory: bool = False) -> None:
         """Drop the cached text; a generation under way is over.
@@ -60,6 +64,8 @@ class Decoder:
             self._latest += 1
             self._text = []
             self.cache.truncate(0)
+            if self.prefixes is not None:
+                self.prefixes.clear()
             if not keep_memory:
                 self.cache.release()
                 self.executor.forget()
@@ -145,8 +151,13 @@ class Decoder:
             with self.lock:
                 # Take the cache over, as far as its text is this one's; at least one token is fed.
                 self._latest += 1
-                self.cache.truncate(common_prefix(tokens[:-1], self._text))
+                prompt, text = tokens[:-1], self._text
                 self._text = []
+                if self.prefixes is None or self.cache.turned:
+                    shared = common_prefix(prompt, text)
+                else:
+                    shared = self.prefixes.switch(self.cache, text, prompt)
+                self.cache.truncate(shared)
                 number = self._latest  # last: until here the cache may hold another text
             while True:
                 with self.lock:

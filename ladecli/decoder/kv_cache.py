@@ -180,6 +180,20 @@ class KVCache:
         """Forget all but the first `length` tokens."""
         self.length = min(self.length, length)
 
+    @torch.inference_mode()
+    def save(self) -> list[Tensor]:
+        """Return copies of what is committed, in host memory, for `restore`."""
+        return [tensor[..., : self.length, :].to("cpu", copy=True) for tensor in self.tensors]
+
+    @torch.inference_mode()
+    def restore(self, saved: Sequence[Tensor], length: int) -> int:
+        """Commit the first `length` tokens of a text that was saved, or fewer; return how many."""
+        self.reserve(length)
+        for tensor, copy in zip(self.tensors, saved, strict=True):
+            tensor[..., :length, :] = copy[..., :length, :]
+        self.length = length
+        return length
+
     def release(self) -> None:
         """Forget everything and free the memory."""
         self.length = self.slots = 0

@@ -21,10 +21,25 @@ length_option = partial(option, "Length")
 output_option = partial(option, "Output")
 _sample = partial(option, "Sampling")
 _serve = partial(option, "Serving")
+KEEP_MEMORY = "2GiB"
+"""Memory for the keys of earlier texts, in a chat and in a server."""
 
 
 REPLY_TOKENS = 2048
 """New tokens after which a reply in a chat ends: some models repeat themselves without end."""
+
+
+def bytes_in(size: str) -> int:
+    """Return the bytes of a size such as 500MB or 2GiB.
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?)B?", size.strip(), re.I)
+    if match is None:
+        raise UsageError(f"keep-memory {size} is no size; write it as 500MB or 2GiB")
+    power = " KMG".index(match[2].upper() or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +384,11 @@ class ServeRequest(DraftFileOptions, RankedOptions):
         " repeated.",
         metavar="ORIGIN",
     )
+    keep_memory: str = _serve(
+        "Memory for keys of earlier conversations, such as 500MB or 2GiB; 0 keeps none.",
+        default=KEEP_MEMORY,
+        metavar="SIZE",
+    )
     queue: int = _serve(
         "Maximum number of requests that wait; further ones are refused.", default=16, least=1
     )
@@ -378,6 +398,7 @@ class ServeRequest(DraftFileOptions, RankedOptions):
 
     def _check(self) -> None:
         super()._check()
+        bytes_in(self.keep_memory)
         for origin in self.cors or ():
             if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+", origin):
                 raise UsageError(

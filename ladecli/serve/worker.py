@@ -23,7 +23,7 @@ from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankErro
 from ..errors import UsageError, describe_error, one_line
 from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
-from ..options.answer import ServeRequest, TemplateChoice
+from ..options.answer import ServeRequest, TemplateChoice, bytes_in
 from ..session import opening
 from ..session.chat_template import ChatMessage
 from ..session.text import REPLACEMENT, bytes_of, speller
@@ -139,6 +139,7 @@ class Worker:
         self.context = session.decoder.max_context
         self.counters = Counters()
         self._session, self._request = session, request
+        session.keep_texts(bytes_in(request.keep_memory))
         self._terminal = Terminal(request.color, request.quiet)
         self._answers = KnownTexts()
         self._spell = speller(session.loaded.tokenizer)

@@ -13,6 +13,7 @@ from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
 from ..decoder.executor import Executor
+from ..decoder.prefixes import Prefixes
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
@@ -113,6 +114,10 @@ class Session:
         an order of its own, in which transformers' would run at another speed."""
         kept = self.decoder.keeps_weights
         return self.loaded.model if kept else self.loaded.again()
+
+    def keep_texts(self, limit: int) -> None:
+        """Keep earlier texts in host memory, as many bytes of them as `limit` says."""
+        self.decoder.prefixes = Prefixes(limit) if limit else None
 
     def start_over(self) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more."""

@@ -27,7 +27,7 @@ OPTIONS = {
     "chat": f"{SHARED} {RANKS} {FILES} markdown no-markdown token-colors no-token-colors"
     " editing-mode continue reasoning no-reasoning",
     "generate": f"{SHARED} {RANKS} {FILES} prompt prompt-file suffix-file json reasoning",
-    "serve": f"{SHARED} {RANKS} pool-file draft-text host port name api-key cors queue",
+    "serve": f"{SHARED} {RANKS} pool-file draft-text host port name keep-memory api-key cors queue",
     "replay": "step color",
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
     " json report",

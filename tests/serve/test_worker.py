@@ -174,3 +174,12 @@ def test_texts_are_drafts_as_json_has_them(tmp_path: Path) -> None:
         asked = {"role": "user", "content": text}
         drafted = server.chat(messages=[asked], tools=TOOLS)["lade"]
         assert drafted["steps"] < plain["steps"]
+
+
+def test_another_conversation_between_two_turns(server: Server) -> None:
+    long = [HI | {"content": "What about Paris? " * 20}]
+    first = server.chat(messages=long)
+    server.chat(messages=[HI | {"content": "A title, please."}])
+    longer = [*long, first["choices"][0]["message"], HI]
+    cached = server.chat(messages=longer)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["prompt_tokens"]

@@ -1,0 +1,68 @@
+"""Texts that a cache held before: they come back for prompts that begin as they do."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladecli.decoder.config import Limits
+from ladecli.decoder.decoder import Decoder
+from ladecli.decoder.events import Started
+from ladecli.decoder.prefixes import Prefixes
+from tests.support.decoding import decoder_of, ids_of, run
+from tests.support.models import prompt_for
+
+LONG = [*prompt_for("llama", 100), *prompt_for("llama", 120)]
+TITLE = [7, *prompt_for("llama", 30)]
+LIMITS = Limits(8)
+
+
+def answer(decoder: Decoder, prompt: list[int]) -> tuple[int, list[int]]:
+    """Return the cached tokens of a prompt, and the answer."""
+    events = run(decoder, prompt, "lookahead", limits=LIMITS)
+    (started,) = (event for event in events if isinstance(event, Started))
+    return started.cached, ids_of(events)
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    decoder = decoder_of("llama")
+    decoder.prefixes = Prefixes(1 << 30)
+    return decoder
+
+
+def test_a_title_between_two_turns_costs_no_prompt(decoder: Decoder) -> None:
+    _, first = answer(decoder, LONG)
+    assert answer(decoder, TITLE)[0] == 0
+    second = [*LONG, *first, 5, 6]
+    fresh = decoder_of("llama")
+    cached, text = answer(decoder, second)
+    assert cached >= len(LONG)
+    assert text == answer(fresh, second)[1]
+    # Both are there again, and an edited end keeps the start.
+    assert answer(decoder, [*TITLE, 3])[0] == 0, "too short to be kept"
+    edited = [*LONG[:150], 9, 9, 9]
+    cached, text = answer(decoder, edited)
+    assert cached >= 150
+    assert text == answer(fresh, edited)[1]
+
+
+def test_memory_is_bounded_and_short_texts_evict_no_long_one(decoder: Decoder) -> None:
+    answer(decoder, LONG)
+    size = sum(tensor.nbytes for tensor in decoder.cache.save())
+    decoder.prefixes = Prefixes(round(size * 1.2))
+    texts = [[start, *prompt_for("llama", 80)] for start in (11, 12, 13)]
+    for text in texts:
+        answer(decoder, text)
+    assert answer(decoder, [*LONG, 4])[0] >= len(LONG)
+    assert answer(decoder, texts[0])[0] == 0, "no room for a second one"
+    decoder.prefixes = Prefixes(0)
+    answer(decoder, LONG)
+    answer(decoder, texts[1])
+    assert answer(decoder, LONG)[0] == 0
+
+
+def test_forgetting_drops_them(decoder: Decoder) -> None:
+    answer(decoder, LONG)
+    answer(decoder, TITLE)
+    decoder.forget()
+    assert answer(decoder, LONG)[0] == 0
