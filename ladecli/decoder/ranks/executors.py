@@ -184,7 +184,9 @@ class LookaheadParallel(Ranks):
         super().commit(held[self._rank])
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
-        columns, outputs = 1 + len(self._draft.tree), range(self._draft.outputs)
+        tree, window = self._draft.tree, self._draft.window
+        columns = 1 + len(tree)
+        outputs = range(columns + (len(window.last_row) if window else 0))
         best = [0 for _ in outputs]
         successors: list[dict[int, float]] = [{} for _ in outputs if self._draft.successors]
         ranks = list(zip(results, self._shares, strict=True))
