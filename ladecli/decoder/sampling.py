@@ -102,7 +102,7 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def most_probable(logits: Tensor, successors: int) -> tuple[Tensor, Tensor]:
     """Return the most probable tokens of each row, best first: ids, int64 [rows, n], and a number
-    for each, which is not finite if a logit of the row is not.
+    for each, all finite if the logits of the row are.
 
     Args:
         logits: [rows, vocabulary].

@@ -70,11 +70,6 @@ class Draft:
     widths: tuple[int, ...] = ()
     """For `ranks`: the only widths that their steps may have, ascending; () for any."""
 
-    @property
-    def outputs(self) -> int:
-        """The number of outputs: the current token, the nodes, the window's last row."""
-        return 1 + len(self.tree) + (len(self.window.last_row) if self.window else 0)
-
 
 @dataclass(slots=True)
 class StepResult:

@@ -99,7 +99,6 @@ def test_a_step_against_its_definition(
     assert dense(step) == expected
     last_row = [pending - 1 if i < 0 else first_cell + i for i in (block.last_row if block else ())]
     assert step.outputs == [*range(pending - 1, first_cell), *last_row]
-    assert len(step.outputs) == draft.outputs
     # What each output sees of the step; its own token wherever it sees none.
     for output, row in zip(step.outputs, step.paths().tolist(), strict=True):
         seen = [i if i in expected[output] else output for i in range(count)]

@@ -199,11 +199,11 @@ class NgramModel:
             # The last token is new.
             prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
             return _exceeding(floor, prior, 1.0, self._calibration[PRIOR], PRIOR)
-        found: Row = {}
+        probabilities: Row = {}
         kinds: dict[int, int] = {}
         if repeated is not None:
             token, probability = repeated
-            found[token], kinds[token], left = probability, REPEATED, 1.0 - probability
+            probabilities[token], kinds[token], left = probability, REPEATED, 1.0 - probability
         levels, pair = self._longest_first, context & MASKS[2]
         # If the last two tokens are no known context, then no longer one is known, either.
         if pair not in self.model_successors[2] and pair not in self.counts[2]:
@@ -213,10 +213,10 @@ class NgramModel:
             if (row := model_successors.get(context & mask)) is not None:
                 kind, unit = 3 * order + 3, left * MODEL_SHARES[order]
                 left -= unit
-                if left <= NEGLIGIBLE and not found:  # the common case, made fast
+                if left <= NEGLIGIBLE and not probabilities:  # the common case, made fast
                     return _exceeding(floor, row.items(), unit, calibration[kind], kind)
                 for token, probability in row.items():
-                    found[token] = found.get(token, 0.0) + unit * probability
+                    probabilities[token] = probabilities.get(token, 0.0) + unit * probability
                     kinds.setdefault(token, kind)
             # Counted tokens come next; shorter contexts share what is left.
             if (row := counts.get(context & mask)) is not None:
@@ -225,14 +225,14 @@ class NgramModel:
                 left -= unit * total
                 for key, count in row.items():
                     token = key & TOKEN
-                    found[token] = found.get(token, 0.0) + unit * count
+                    probabilities[token] = probabilities.get(token, 0.0) + unit * count
                     kinds.setdefault(token, 3 * order + 1 + (key >> TOKEN_BITS))
             if left <= NEGLIGIBLE or left <= floor:
                 break
         ranked = [
             (calibrated, token, kind)
             for token, kind in kinds.items()
-            if (calibrated := found[token] * calibration[kind]) > floor
+            if (calibrated := probabilities[token] * calibration[kind]) > floor
         ]
         ranked.sort(reverse=True)
         return ranked

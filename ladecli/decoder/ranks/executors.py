@@ -1,6 +1,6 @@
-"""Several ranks decode one text together.
+"""Executors by which several ranks decode one text together.
 
-The ranks run the same loop over the same text.  Each partitions the same draft in the same way and
+The ranks run the same loop over the same text.  Each divides the same draft in the same way and
 computes its share; after one exchange of messages all know the result of the whole step.
 """
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A rank has given a generation up."""
+    """The message of a rank that has given a generation up."""
 
     reason: str | None
-    """None where its caller closed it, or its program is being ended."""
+    """The error; None if its caller closed the generation, or its program is being ended."""
 
 
 class Ranks(Executor):
     """The base of executors that share steps with other ranks.
 
-    From `begin` to `end` every rank sends one message wherever the others do, so that a rank that
-    gives up can send that in place of whatever they wait for.
+    From `begin` to `end` all ranks exchange messages at the same points, so that a rank that gives
+    up can send a `Left` instead of the message that the others wait for.
 
     Args:
-        local: of this process; its cache is shared.
-        transport: how ranks exchange messages.
+        local: the executor of this process, whose cache is used.
+        transport: exchanges messages.
 
     Attributes:
-        size: number of ranks.
-        begun: generations begun so far.
+        size: the number of ranks.
+        begun: the number of generations begun so far.
 
     Raises:
         ConfigError: the model verifies one continuation at a time.
@@ -76,7 +76,7 @@ class Ranks(Executor):
         self.cache.truncate(min(self._exchange(self.cache.length, fingerprint, problem)))
 
     def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
-        """See `Executor`: captured, where steps of this process are."""
+        """See `Executor`: a captured step, if the local executor captures."""
         return self._local.launch(layout, read)
 
     def run(self, layout: StepLayout) -> Tensor:
@@ -84,7 +84,7 @@ class Ranks(Executor):
         return self._local.run(layout)
 
     def verify(self) -> StepResult | FailedStep:
-        """See `Executor`: what all ranks found, or that memory ran out on one of them."""
+        """See `Executor`: the result of all ranks; a `FailedStep` if memory ran out on one."""
         mine = super().verify()
         draft = self._draft
         tree, window = draft.tree, draft.window.tokens if draft.window else []
@@ -96,18 +96,18 @@ class Ranks(Executor):
         return self._merged(results)
 
     def end(self) -> None:
-        """See `Executor`: none waits for a message."""
+        """See `Executor`: from here on no rank waits for a message."""
         self._awaited = False
 
     def leave(self, error: BaseException) -> None:
-        """See `Executor`: tell ranks that wait for a message."""
+        """See `Executor`: tell the ranks that wait for a message."""
         if self._awaited:
             self._awaited = False
             reason = None  # GeneratorExit, Ctrl-C or another signal
             if isinstance(error, Exception):
                 kind = "" if isinstance(error, DecoderError) else f"{type(error).__name__}: "
                 reason = f"{kind}{error}"
-            with contextlib.suppress(RankError):  # that has ended: the same signal may reach all
+            with contextlib.suppress(RankError):  # another may have ended by the same signal
                 self._transport.gather((0, Left(reason)))
         super().leave(error)
 
@@ -116,20 +116,20 @@ class Ranks(Executor):
         self._exchange(None, "sync", "is not where rank 0 is")
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
-        """Return the result of the whole draft, from those of its shares."""
+        """Return the result of the whole draft, from the results of its shares."""
         raise NotImplementedError
 
     def _exchange(self, mine: Any, alike: object, problem: str) -> list[Any]:
-        """Return what every rank sent, while all of them go on.
+        """Return what every rank sent.
 
         Args:
-            mine: what this one sends.
-            alike: equal on all ranks; its checksum is sent.
-            problem: what a rank did that has another one, for `RankError`.
+            mine: what this rank sends.
+            alike: what must be equal on all ranks; its checksum is sent.
+            problem: what a rank did if it is not, for the message of `RankError`.
 
         Raises:
-            RankError: a rank is gone, has failed, or is not like rank 0.
-            Stopped: the caller of one has closed the generation.
+            RankError: a rank is gone, has failed, or differs from rank 0.
+            Stopped: the caller of a rank has closed the generation.
         """
         checksum = zlib.crc32(repr(alike).encode())
         try:
@@ -172,30 +172,32 @@ class LookaheadParallel(Ranks):
         return replace(super().room(state), loads=self._loads)
 
     def start(self, state: State, draft: Draft, sampler: Sampler) -> StartedStep:
-        """See `Executor`: the share of this rank, and the draft as far as all have room for it."""
+        """See `Executor`: start this rank's share of the draft, or of what ranks have room for."""
         self._draft, self._shares = partition(draft, self._loads)
         fed = super().start(state, self._shares[self._rank].draft, sampler)
         return StartedStep(self._draft, fed.width)
 
     def commit(self, nodes: Sequence[int]) -> None:
-        """See `Executor`: this rank holds the nodes up to the first that is not in its share."""
+        """See `Executor`: keep the nodes up to the first one that is not in this rank's share."""
         held = [share.held(nodes) for share in self._shares]
-        self._loads = tuple([1 + len(nodes) - len(each) for each in held])
+        self._loads = tuple([1 + len(nodes) - len(kept) for kept in held])
         super().commit(held[self._rank])
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
-        columns, outputs = 1 + len(self._draft.tree), range(self._draft.outputs)
+        tree, window = self._draft.tree, self._draft.window
+        columns = 1 + len(tree)
+        outputs = range(columns + (len(window.last_row) if window else 0))
         best = [0 for _ in outputs]
         successors: list[dict[int, float]] = [{} for _ in outputs if self._draft.successors]
         ranks = list(zip(results, self._shares, strict=True))
-        for result, share in reversed(ranks):  # what several have is the first one's
+        for result, share in reversed(ranks):  # if several have an output, the first one's counts
             places = [0, *[1 + node for node in share.nodes]]
             places += [columns + column for column in share.columns]
             for place, token in zip(places, result.best, strict=True):
                 best[place] = token
             for place, row in zip(places, result.successors, strict=False):
                 successors[place] = row
-        # A path ends early on a rank without its branch; the one that has it goes furthest.
+        # The path ends early on ranks that lack its branch; a rank that has it goes furthest.
         furthest, share = max(ranks, key=lambda rank: len(rank[0].tokens))
         nodes = [share.nodes[node] for node in furthest.nodes]
         return StepResult(nodes, furthest.tokens, best, successors)
@@ -204,9 +206,9 @@ class LookaheadParallel(Ranks):
 class TensorParallel(Ranks):
     """Tensor parallelism: each rank holds a part of the model, and all feed the same tokens.
 
-    Within a forward the ranks wait for one another, so every forward begins with a message, and a
-    smaller one cannot be tried alone.  The result of a step is rank 0's: others may differ in the
-    last bits of a sum, and so in a token.
+    Within a forward the ranks wait for one another, so every forward begins with a message, and no
+    rank can retry a smaller one alone.  The result of a step is that of rank 0: the others' sums
+    may differ in their last bits, and so in a token.
 
     Raises:
         ConfigError: steps are captured.
@@ -235,7 +237,7 @@ class TensorParallel(Ranks):
 
     def _sync(self) -> None:
         super()._sync()
-        # Until the next message: whether the forward has ended everywhere shows only there.
+        # Until the next message, which shows that the forward has ended everywhere.
         self._in_forward = True
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:

@@ -1,9 +1,9 @@
-"""Partition of a step's draft over ranks: lookahead parallelism (Fu et al., 2024, section 3.5).
+"""The partition of a step's draft over ranks: lookahead parallelism (Fu et al., 2024, section 3.5).
 
 A branch of the tree is computed with all of its ancestors, a window column with row 0 up to it, so
-that no rank needs keys of another; what two ranks need, both compute.  A share is a stretch of
-neighbouring branches in a walk through the tree, which have most ancestors in common, and a stretch
-of window columns.  All ranks wait for the widest share, so that one is made as narrow as possible.
+that no rank needs keys of another; what two ranks need, both compute.  A share is a range of
+neighbouring branches in a walk through the tree, which have most ancestors in common, and a range
+of window columns.  All ranks wait for the widest share, so that is made as narrow as possible.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ class Share:
     columns: range  # window columns whose last row the rank computes
 
     def held(self, path: Sequence[int]) -> list[int]:
-        """The start of a path of the whole tree, up to the first node that is not in this share."""
+        """Return the start of a path of the whole tree, up to the first node that is not in this
+        share; its nodes are numbered as in the share."""
         return [*map(self.nodes.index, takewhile(self.nodes.__contains__, path))]
 
 
 def partition(draft: Draft, loads: Sequence[int]) -> tuple[Draft, list[Share]]:
     """Divide a draft over ranks.
 
-    Where the ranks have no room for all of it, the window goes if it does not fit, and then the
-    tree's last (least probable) nodes.
+    If the ranks have no room for all of it, the window is dropped if it does not fit, and then the
+    last (least probable) nodes of the tree.
 
     Args:
-        draft: `limit` is the most tokens that one rank feeds.
+        draft: the draft; its `limit` is the most tokens that one rank feeds.
         loads: for each rank, the tokens that it feeds in any case.
 
     Returns:
@@ -51,7 +52,7 @@ def partition(draft: Draft, loads: Sequence[int]) -> tuple[Draft, list[Share]]:
     walk = _Walk(draft.tree)
     cuts, left = _cuts(draft.window, walk, loads, draft.limit)
     while left:
-        # Half of what is left over: without those nodes, shares repeat fewer ancestors.
+        # Drop half of the nodes that are left over: then shares repeat fewer ancestors.
         first = range(len(draft.tree) - (left + 1) // 2)
         draft = replace(draft, tree=_part(draft.tree, first))
         walk = _Walk(draft.tree)
@@ -103,7 +104,7 @@ class _Walk:
 def _cuts(
     window: WindowBlock | None, walk: _Walk, loads: Sequence[int], limit: int
 ) -> tuple[list[_Cut], int]:
-    """Cuts by which no rank feeds more than `limit` tokens, and how much is left over."""
+    """Return cuts by which no rank feeds more than `limit` tokens, and how many nodes are left."""
     columns = _column_cuts(window, loads, limit)
     if columns is None:
         return [], 1
@@ -120,7 +121,7 @@ def _cuts(
 def _column_cuts(
     window: WindowBlock | None, loads: Sequence[int], limit: int
 ) -> list[range] | None:
-    """Stretches of columns by which no rank feeds more than `limit` tokens; None if some would."""
+    """Return ranges of columns by which no rank feeds more than `limit` tokens, or None."""
     columns = len(window.last_row) if window else 0
     rows, first = _rows(window), 0
     cuts: list[range] = []
@@ -137,7 +138,7 @@ def _rows(window: WindowBlock | None) -> int:
 
 
 def _share(draft: Draft, walk: _Walk, load: int, columns: range, stretch: range) -> Share:
-    """A rank's share: a stretch of the walk with all ancestors, and columns of the window."""
+    """Make a rank's share: a stretch of the walk with all ancestors, and columns of the window."""
     tree = draft.tree
     nodes = {walk.order[place] for place in stretch}
     node = tree.parents[walk.order[stretch.start]] if stretch else ROOT
@@ -152,7 +153,7 @@ def _share(draft: Draft, walk: _Walk, load: int, columns: range, stretch: range)
 
 
 def _part(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
-    """Some nodes of a tree, ascending, with all of their ancestors."""
+    """Return a tree of some nodes, ascending, among which are all of their ancestors."""
     place = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
     return TokenTree(
         [tree.tokens[node] for node in nodes],

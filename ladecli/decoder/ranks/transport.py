@@ -37,21 +37,22 @@ _FOREVER = timedelta(days=365)
 
 
 class DistributedTransport:
-    """Ranks that are processes; `connect` comes first.
+    """Exchanges messages between ranks that are processes; call `connect` first.
 
     Calls of torch that wait for other ranks are made in a thread, so that Ctrl-C is handled
-    meanwhile; one that it breaks off is finished before the next begins.  Only `SimpleQueue` lies
-    between the threads: Ctrl-C in a future's wait can leave its lock taken, and the thread waiting.
+    meanwhile; a call that it interrupts is finished before the next one begins.  The threads share
+    nothing but a `SimpleQueue`: Ctrl-C while a future is waited for can leave its lock taken.
 
     Args:
-        rank, size: this rank's number, and how many there are.
-        meeting: where they find each other, see `torch.distributed.init_process_group`.
-        failure: tells which rank's process has ended and how, and gives None while all run; None
-            where that cannot be known.
+        rank: the number of this rank.
+        size: the number of ranks.
+        meeting: the address at which they meet; see `torch.distributed.init_process_group`.
+        failure: says which rank's process has ended and how, or returns None while all run; None if
+            that cannot be known.
 
     Attributes:
-        rank, size: as given.
-        lost: why the ranks cannot go on, once they cannot.
+        rank, size: see the arguments.
+        lost: why the ranks cannot go on; None as long as they can.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class DistributedTransport:
         """Wait for all ranks, and connect with them.
 
         Args:
-            device: of this rank's model: "cpu", or "cuda:N" with a GPU for each rank.
+            device: the device of this rank's model: "cpu", or "cuda:N" with a GPU for each rank.
             split: whether each rank holds a part of one model.
 
         Raises:
@@ -90,7 +91,7 @@ class DistributedTransport:
                 world_size=self.size,
                 timeout=_FOREVER,
             )
-            # Messages must not meet what a broken forward of a split model left unread.
+            # Another group, in case an interrupted forward of a split model left data unread.
             self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
 
         if gpu:
@@ -99,7 +100,7 @@ class DistributedTransport:
         self._wait(connect)
 
     def gather(self, mine: Any) -> list[Any]:
-        """Every rank's object, which can be pickled, by rank.
+        """Return the object of every rank, by rank; objects are pickled.
 
         Raises:
             RankError: a rank is gone.
@@ -107,7 +108,7 @@ class DistributedTransport:
         data = pickle.dumps(mine)
 
         def exchange() -> list[bytes]:
-            # What a step sends nearly always fits into one message of a fixed size.
+            # Nearly all messages fit into this size, so that one round suffices.
             received = self._gather_bytes(data, MESSAGE_BYTES)
             most = max(size for size, _ in received)
             if most > MESSAGE_BYTES:
@@ -122,13 +123,13 @@ class DistributedTransport:
         sent = torch.frombuffer(bytearray(head + data[:room].ljust(room)), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.size)]
         dist.all_gather(received, sent, group=self._group)
-        raw = [bytes(each.numpy()) for each in received]
-        sizes = [int.from_bytes(each[:8], "little") for each in raw]
-        return [(size, each[8 : 8 + size]) for size, each in zip(sizes, raw, strict=True)]
+        messages = [bytes(tensor.numpy()) for tensor in received]
+        sizes = [int.from_bytes(message[:8], "little") for message in messages]
+        return [(size, raw[8 : 8 + size]) for size, raw in zip(sizes, messages, strict=True)]
 
     @property
     def other(self) -> str:
-        """A rank that is not this one, where nothing else is known of it."""
+        """The name of another rank, in a message that cannot say which one."""
         return f"rank {1 - self.rank}" if self.size == 2 else "another rank"
 
     def lose(self, reason: str) -> RankError:
@@ -137,7 +138,7 @@ class DistributedTransport:
         return self.lost
 
     def explain(self) -> RankError | None:
-        """Why the ranks cannot go on after an error; None where they can, as far as is known."""
+        """Return why the ranks cannot go on after an error; None if that is unknown."""
         deadline = time.monotonic() + _LAST_WORDS
         while self._failure is not None and time.monotonic() < deadline:
             if reason := self._failure():
@@ -160,12 +161,12 @@ class DistributedTransport:
         while (answer := _next(answers)) is None:
             if self._failure is not None and (reason := self._failure()):
                 raise self.lose(reason)
-        found, error = answer
+        result, error = answer
         if isinstance(error, RuntimeError):
             raise self.explain() or self.lose(f"{self.other} ended") from error
         if error is not None:
             raise error
-        return cast("T", found)
+        return cast("T", result)
 
     def _make_calls(self) -> None:
         """Make one call after the other, as long as the process lives."""
@@ -183,14 +184,14 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _next(queue: SimpleQueue[T]) -> T | None:
-    """Return what comes within `_POLL` seconds."""
+    """Return what arrives within `_POLL` seconds, or None."""
     with contextlib.suppress(Empty):
         return queue.get(timeout=_POLL)
     return None
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A digest of some bytes of every parameter and buffer in memory; equal for equal models."""
+    """Return a digest of some bytes of all parameters and buffers in memory, to compare models."""
     digest = hashlib.sha256()
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -199,6 +200,6 @@ def weights_digest(model: nn.Module) -> str:
             while not part.is_contiguous():
                 part = part[0]
             raw = part.reshape(-1).view(torch.uint8)
-            # An odd distance meets every byte of an element.
+            # With an odd distance, every byte of an element is sampled.
             digest.update(bytes(raw[:: (raw.numel() // 64) | 1].tolist()))
     return digest.hexdigest()
