@@ -20,6 +20,7 @@ from .options.answer import LengthOptions, SamplingOptions, TemplateChoice
 from .options.declare import Options, options_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
+from .session.grammar import Grammar
 from .session.opening import open_session
 from .session.session import Session, Settings
 from .view.terminal import Terminal
@@ -72,6 +73,8 @@ class Model:
         draft_text: str | Sequence[str] = (),
         chat_template: str | Path | None = None,
         template_args: Mapping[str, Any] | None = None,
+        schema: str | Mapping[str, Any] | None = None,
+        grammar: str | None = None,
         **options: Any,
     ) -> Iterator[TextEvent]:
         """Stream the answer as events; `TextStep` events hold the text.
@@ -85,6 +88,8 @@ class Model:
                 drafts know it from then on.
             chat_template: of the messages: the name of one of the model's templates, or of a file.
             template_args: variables of the chat template, such as `enable_thinking`.
+            schema: of the JSON that the answer is: as text, a dict or a pydantic model.
+            grammar: that the answer fits, in Lark or GBNF.
             options: `max_new_tokens` (without it, as many as the context holds, which may be
                 thousands), `stop` (a string that ends the answer, or several), `ignore_eos` (keep
                 decoding after end-of-text tokens), and of sampling temperature, top_k, top_p,
@@ -93,8 +98,8 @@ class Model:
 
         Raises:
             PromptError: the prompt is empty or too long.
-            ConfigError, UsageError: there is no such strategy, a value is out of range, or the chat
-                template refuses the messages.
+            ConfigError, UsageError: there is no such strategy, a value is out of range, the chat
+                template refuses the messages, or the schema or grammar cannot be used.
             ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
         """
         request = _request(_AnswerRequest(seed=0), "stream", options)
@@ -103,6 +108,12 @@ class Model:
         _check("chat_template", chat_template, str | Path | None, "a name")
         _check("template_args", template_args, Mapping | None, "a dict")
         _texts("the names in template_args", [*(template_args or ())])
+        constraint = None if schema is None else Grammar.from_schema(schema)
+        if grammar is not None:
+            _check("grammar", grammar, str, "a text")
+            if schema is not None:
+                raise ArgumentError("schema and grammar say both what an answer is; give one")
+            constraint = Grammar.from_lark(grammar)
         session = self.session
         for text in _texts("draft_text", draft_text):
             session.add_draft_text(text)
@@ -125,6 +136,7 @@ class Model:
             stop=tuple(request.stop or ()),
             ignore_eos=request.ignore_eos,
             template=template,
+            grammar=constraint,
         )
         return _with_figures(session.stream(ids, settings))
 

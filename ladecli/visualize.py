@@ -21,6 +21,7 @@ SOURCE_STYLES = {
     "context": "cornflower_blue",
     "recycled": "dark_goldenrod",
     "jacobi": "medium_orchid3",
+    "forced": "grey50",
 }
 MEANINGS = {
     "context": "copied from a text",

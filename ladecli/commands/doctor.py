@@ -53,6 +53,7 @@ PARTS = (
     ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
     ("peft", "LoRA adapters (--adapter)", "'ladecli[lora]'"),
     ("fastapi", "lade serve, for programs that speak OpenAI's protocol", "'ladecli[serve]'"),
+    ("llguidance", "answers by a JSON schema or a grammar", "'ladecli[schema]'"),
     ("sentencepiece", "models without tokenizer.json", "sentencepiece protobuf"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
     ("torchao", "checkpoints in torchao", "torchao"),

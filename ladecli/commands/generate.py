@@ -15,6 +15,7 @@ from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
 from ..session.dialogue import Dialogue, Row
+from ..session.grammar import Grammar, grammar_of
 from ..session.text import TextDelta
 from ..suites import STDIN, display_name, line_id, read_rows, read_text, row_notices, rows_of
 from ..trace import record
@@ -37,7 +38,7 @@ def run(request: GenerateRequest) -> int:
     rows = gather(request.prompt or [], request.prompt_file or [], terminal.say, suffix)
     answers_to_give = sum(row.answers for row in rows)
     record.check(request, answers_to_give)
-    texts = pool_file.check(request)
+    texts, grammar = pool_file.check(request), grammar_of(request.json_schema, request.grammar)
     with opening.open_with_ranks(request, terminal) as session:
         talks = []
         # All prompts are checked before the first is answered: no half of the work is lost.
@@ -59,7 +60,7 @@ def run(request: GenerateRequest) -> int:
         for name, text in zip(request.draft_text or (), texts, strict=True):
             if all(text.strip() in prompt for prompt in read):
                 terminal.say(f"--draft-text {name} adds nothing: the prompt holds all of it")
-        answers = _Answers(request, session, terminal, answers_to_give)
+        answers = _Answers(request, session, terminal, answers_to_give, grammar)
         with pool_file.keep_drafts(session, request.pool_file, texts):
             for talk in talks:
                 answers.hold(talk)
@@ -126,7 +127,12 @@ class _Answers:
     """Answers to the prompts of a request, one after the other."""
 
     def __init__(
-        self, request: GenerateRequest, session: Session, terminal: Terminal, total: int
+        self,
+        request: GenerateRequest,
+        session: Session,
+        terminal: Terminal,
+        total: int,
+        grammar: Grammar | None,
     ) -> None:
         self.code = 0  # the exit code
         self._count, self._total = 0, total
@@ -134,7 +140,8 @@ class _Answers:
         self._session = session
         sampling = session.loaded.defaults.without_samples
         settings = opening.settings_of(request, session.choice, sampling)
-        self._settings = dataclasses.replace(settings, fills_in=request.suffix_file is not None)
+        fills_in = request.suffix_file is not None
+        self._settings = dataclasses.replace(settings, fills_in=fills_in, grammar=grammar)
         self._terminal = terminal
 
     def hold(self, talk: Dialogue) -> None:

@@ -10,6 +10,7 @@ from .engine import Generation
 from .errors import DecoderError, PromptError
 from .events import Event, Finished
 from .executor import Executor, Stopped
+from .grammar import Grammar
 from .prefixes import Prefixes
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
@@ -81,6 +82,7 @@ class Decoder:
         detailed: bool = False,
         executor: Executor | None = None,
         logprobs: int | None = None,
+        grammar: Grammar | None = None,
     ) -> Generator[Event]:
         """Decode a continuation of `prompt`.
 
@@ -98,6 +100,7 @@ class Decoder:
             executor: runs the steps; None for the decoder's own.
             logprobs: how many of the most probable tokens are listed with each token, all with
                 log-probabilities; None for no log-probabilities at all.
+            grammar: constrains the answer; `limits.should_stop` has to tell it of every token.
 
         Yields:
             `Started`, `PromptRead` for all chunks of the prompt but the last, `Step`s,
@@ -115,8 +118,8 @@ class Decoder:
         end = self.max_context
         if limits.max_new_tokens is not None:
             end = min(end, len(prompt) + limits.max_new_tokens)
-        state = State(list(prompt), len(prompt), sampling, end)
-        sampler = Sampler(sampling, processors, logprobs, self.executor.ranking)
+        state = State(list(prompt), len(prompt), sampling, end, grammar)
+        sampler = Sampler(sampling, processors, logprobs, self.executor.ranking, grammar)
         executor = executor or self.executor
         return self._run(Generation(state, strategy, sampler, limits, executor, detailed))
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from .config import SamplingConfig
 from .errors import NaNLogitsError
 from .events import Logprobs, Token
+from .grammar import Grammar, TokenSet
 from .kv_cache import to_device
 from .layout import StepLayout
 from .noise import gumbel_noise
@@ -202,6 +203,17 @@ def processed(
     return rows
 
 
+def masked(logits: Tensor, sets: Sequence[TokenSet | None]) -> Tensor:
+    """Return logits [rows, vocabulary], minus infinity for the tokens that a row's set lacks; None
+    is the set of all tokens."""
+    count = logits.shape[-1]
+    size = -(-count // 8)
+    joined = bytearray().join([b"\xff" * size if s is None else s[:size] for s in sets])
+    packed = to_device(np.frombuffer(joined, np.uint8).reshape(-1, size, 1), logits.device)
+    bits = packed >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
+    return logits.masked_fill(bits.view(len(sets), -1)[:, :count] == 0, float("-inf"))
+
+
 def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
     """Start one copy of all tensors; return a function that waits for it and returns lists.
 
@@ -267,8 +279,9 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
         logprobs: int | None = None,
         most_probable: MostProbable = most_probable,
+        grammar: Grammar | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._grammar = config, grammar
         self._most_probable = most_probable
         self._logprobs = logprobs  # see `Decoder.generate`
         self._greedy = config.greedy
@@ -305,8 +318,11 @@ class Sampler:
             logits = self._penalized(logits, layout)
         parts = [*self._most_probable(logits, draft.successors)]
         # On a CPU, drawing for all rows costs more than calls for those that the walk reaches.
-        if not (self._greedy or self._processors or logits.device.type == "cpu"):
+        plain = self._greedy and self._grammar is None
+        if not (plain or self._processors or logits.device.type == "cpu"):
             rows = logits[: 1 + len(draft.tree)]
+            if self._grammar is not None:
+                rows = masked(rows, [*map(self._grammar.allowed, draft.tree.paths())])
             positions = [layout.positions[output] + 1 for output in layout.outputs[: len(rows)]]
             # A -1 in a row says that `_choose` has to look at all tokens.
             parts.append(
@@ -348,8 +364,11 @@ class Sampler:
         shortlists = self._shortlists and not drawn  # `draw` has returned -1 for these rows already
 
         def choose_at(row: int, path: Sequence[int]) -> int:
-            token = chosen[row]
-            return token if token >= 0 else self._choose(logits[row], path, shortlists)
+            token: int = chosen[row]
+            # On a CPU few of the best tokens are forbidden, so masks of all rows would be a waste.
+            allowed = None if self._grammar is None else self._grammar.allowed(path)
+            fits = token >= 0 and (allowed is None or token in allowed)
+            return token if fits else self._choose(logits[row], path, shortlists)
 
         nodes, tokens = tree.walk(choose_at)
         if self._logprobs is not None:
@@ -371,6 +390,8 @@ class Sampler:
             rows = processed(rows, ids, self.config, self._processors)
             if bool(rows.isnan().any()):
                 raise NaNLogitsError
+        if self._grammar is not None:
+            rows = masked(rows, [self._grammar.allowed(path)])
         if shortlists and (token := int(draw(rows, self.config, [position]))) >= 0:
             return token
         return int(choose(rows, self.config, self._noise_at([position], rows)))

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from .config import SamplingConfig
 from .events import Detail, Token
+from .grammar import Grammar
 from .tree import TokenTree
 from .window import WindowBlock
 
@@ -32,6 +33,8 @@ class State:
     """The settings by which the next tokens are chosen."""
     end: int = sys.maxsize
     """The most tokens that prompt and answer may have together."""
+    grammar: Grammar | None = None
+    """Constrains the answer."""
 
 
 @dataclass(frozen=True, slots=True)

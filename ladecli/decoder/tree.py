@@ -49,6 +49,13 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def paths(self) -> list[list[int]]:
+        """Return the tokens from the current one, which has none, to each node, inclusive."""
+        paths: list[list[int]] = [[]]
+        for parent, token in zip(self.parents, self.tokens, strict=True):
+            paths.append([*paths[parent + 1], token])
+        return paths
+
     def child(self, node: int, token: int) -> int | None:
         """Return the child of `node` that holds `token`, or None."""
         child = node

@@ -271,6 +271,12 @@ class GenerateRequest(FileOptions, RankedOptions):
         metavar="FILE",
         lasting=False,
     )
+    json_schema: str | None = prompt_option(
+        "The answer is JSON that fits this schema.", metavar="FILE|TEXT", lasting=False
+    )
+    grammar: str | None = prompt_option(
+        "The answer fits this grammar, in Lark or GBNF.", metavar="FILE", lasting=False
+    )
     max_new_tokens: int | None = length_option(
         "Maximum number of new tokens.", "-n", default=512, least=1
     )
@@ -285,8 +291,13 @@ class GenerateRequest(FileOptions, RankedOptions):
     def read_files(self) -> dict[str, str]:
         """The same as `FileOptions.read_files`, and files of prompts."""
         names = [name for name in self.prompt_file or () if name != "-"]
-        suffix = {self.suffix_file: "--suffix-file"} if self.suffix_file else {}
-        return super().read_files | suffix | dict.fromkeys(names, "--prompt-file")
+        single = {
+            self.suffix_file: "--suffix-file",
+            self.json_schema: "--json-schema",
+            self.grammar: "--grammar",
+        }
+        read = super().read_files | dict.fromkeys(names, "--prompt-file")
+        return read | {n: option for n, option in single.items() if n and not n.startswith("{")}
 
     def _check(self) -> None:
         super()._check()
@@ -296,6 +307,8 @@ class GenerateRequest(FileOptions, RankedOptions):
             )
         if self.suffix_file and self.system is not None:
             raise UsageError("--suffix-file continues a text as it is; leave --system out")
+        if self.json_schema is not None and self.grammar is not None:
+            raise UsageError("json-schema and grammar say both what an answer is; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)

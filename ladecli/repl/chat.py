@@ -33,6 +33,7 @@ from .reader import Reader, escape
 
 if TYPE_CHECKING:
     from ..profiles import Choice
+    from ..session.grammar import Grammar
     from ..session.session import Session, Settings
 
 
@@ -92,6 +93,7 @@ class Chat:
         # The conversation that the next message follows, if it replaces the last one.
         self.base: Conversation | None = None
         self.attached: list[str] = []  # texts of files that go with the next message
+        self.grammar: Grammar | None = None  # which replies fit
         self.leaving = False  # whether the user wants to leave
         self.refused = False  # whether a message of a pipe was refused, and the chat went on
         self.successor: str | None = None  # a model to go on with after that
@@ -331,6 +333,7 @@ class Chat:
         """Return how the next reply is decoded."""
         sampling, template = self.session.loaded.defaults.sampling, self.request.template(True)
         settings = opening.settings_of(self.request, self.choice, sampling, template)
+        settings = replace(settings, grammar=self.grammar)
         if "max_new_tokens" not in self.request.origins:
             settings = replace(settings, max_new_tokens=REPLY_TOKENS)
         return settings

@@ -22,6 +22,7 @@ from ..metrics import total
 from ..models.find import find
 from ..options.model import ModelOptions
 from ..session.conversation import Conversation
+from ..session.grammar import grammar_of
 from ..visualize import style_of
 from .chat import Chat
 from .compare import compare_again
@@ -217,6 +218,13 @@ def draft(chat: Chat, name: str) -> None:
     chat.note(f"drafts know {title} ({counted(added, 'token')})")
     if any(text.strip() in message for message in (*chat.attached, *chat.read_by_model)):
         chat.note(f"({title} is in this chat already: as a draft text it adds nothing)")
+
+
+@command("/json FILE")
+def json_schema(chat: Chat, name: str) -> None:
+    """Have replies be JSON that fits a schema; "none" ends that."""
+    chat.grammar = None if name == NONE else grammar_of(name, None)
+    chat.note("replies are text" if name == NONE else f"replies are JSON by {name}")
 
 
 @command("/reset")
@@ -433,9 +441,9 @@ def show_help(chat: Chat, name: str) -> None:
     sources = Text(" ").join(Text(name, style_of(name) if colours else "") for name in SOURCES)
     # All of it fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
-        *((command.usage, command.help) for command in COMMANDS.values()),
+        *((row.usage, row.help) for row in COMMANDS.values() if row.name != "exit"),
         ("Alt-Enter", 'new line (or """ around lines); Ctrl-X Ctrl-E: $EDITOR'),
-        ("Ctrl-C, Ctrl-T", Text("stop the reply; token colors: ").append_text(sources)),
+        ("Ctrl-C, -D, -T", Text("stop; leave (/exit); colors: ").append_text(sources)),
     ]
     chat.print_rows(rows)
 

@@ -57,6 +57,25 @@ def splitter(
     return ByTags(before)
 
 
+def answer_marks(tokenizer: Any, prompt: Sequence[int]) -> tuple[str | None, dict[int, str]]:
+    """Return what the answer to a conversation comes after.
+
+    Returns:
+        A pattern of the text that ends the reasoning, or None if the model is not reasoning; then
+        by the first token with which it may begin to, the pattern for that.
+    """
+    before = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False).rstrip()
+    known = tokenizer.get_added_vocab()
+    if {"<|channel|>", "<|message|>"} <= known.keys():
+        opens = rf"<\|channel\|>\s*{FINAL}.*?<\|message\|>"
+        return None if re.search(f"{opens}$", before) else opens, {}
+    if (opened := next((tag for tag in TAGS if before.endswith(tag)), None)) is not None:
+        return re.escape(TAGS[opened]), {}
+    if before.endswith((*TAGS.values(),)):
+        return None, {}
+    return None, {known[tag]: re.escape(end) for tag, end in TAGS.items() if tag in known}
+
+
 class _Collector:
     """Collects reasoning and answer, without blanks around the reasoning, nor before the answer
     after it."""

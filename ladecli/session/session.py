@@ -23,6 +23,7 @@ from ..options.answer import TemplateChoice
 from ..profiles import Choice, measured
 from . import fill_in
 from .chat_template import ChatMessage, ChatTemplate, text_of
+from .grammar import AnswerGrammar, Grammar, grammar_tokenizer
 from .reasoning import splitter
 from .setup import Setup
 from .text import TextDelta, TextStream, shortened, text_events, token_ids
@@ -42,6 +43,7 @@ class Settings:
     fills_in: bool = False  # whether the prompt is one of `fill_in`
     calls: bool = False  # whether the text has what marks calls of tools, see `CallReader`
     logprobs: int | None = None  # see `Decoder.generate`
+    grammar: Grammar | None = None  # which the answer fits
 
 
 class Session:
@@ -89,6 +91,7 @@ class Session:
         self._shared: Generator[TextEvent] | None = None  # the last answer of all ranks
         self._notices_shown = {*self.decoder.executor.notices}
         self._template: tuple[str, ChatTemplate] | None = None  # the last one asked for
+        self._grammar_tokenizers: dict[frozenset[int], Any] = {}  # by the ids that end an answer
 
     @cached_property
     def choice(self) -> Choice:
@@ -313,6 +316,7 @@ class Session:
 
         Raises:
             PromptError: the prompt is empty or too long.
+            UsageError: the grammar is none for this model's tokenizer.
             RankError: a rank is gone.
         """
         self._end_shared()
@@ -322,19 +326,22 @@ class Session:
         settings, followers = self._prepared(settings), self.followers
         sampling, processors = self.choosing(prompt, settings)
         text = self._text_stream(prompt, settings)
+        grammar = self._answer_grammar(prompt, settings)
         # If no string ends the text, it is made while the device is at work on the next step.
-        should_stop = text.feed if any(self.stops(settings)) else None
+        enders = [text.feed] if any(self.stops(settings)) else []
+        enders += [grammar.commit] if grammar is not None else []
         # Followers are only told about answers that use all ranks.
         together = followers is None or followers.takes_part(settings)
         events = self.decoder.generate(
             prompt,
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
             sampling,
-            Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), should_stop),
+            Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), _any_of(enders)),
             processors,
             detailed=detailed,
             executor=self.executor if together else None,
             logprobs=settings.logprobs,
+            grammar=grammar,
         )
         # Estimates are of this machine, also if the user's profile is one of another.
         curve = settings.lookahead.step_cost.measured(self.step_seconds)
@@ -343,6 +350,19 @@ class Session:
         answering = followers.answering(prompt, settings, self.drafts)
         self._shared = text_events(events, text, curve, cancelled, answering)
         return self._shared
+
+    def _answer_grammar(self, prompt: Sequence[int], settings: Settings) -> AnswerGrammar | None:
+        """Return what constrains an answer, if anything does."""
+        if settings.grammar is None:
+            return None
+        loaded, ends = self.loaded, self.stop_ids(replace(settings, ignore_eos=False))
+        if ends not in self._grammar_tokenizers:
+            self._grammar_tokenizers[ends] = grammar_tokenizer(
+                loaded.tokenizer, self.decoder.facts.vocabulary, ends
+            )
+        tokenizer = None if settings.template is None else loaded.tokenizer
+        known = self._grammar_tokenizers[ends]
+        return AnswerGrammar(settings.grammar, known, tokenizer, prompt)
 
     def choosing(
         self, prompt: Sequence[int], settings: Settings
@@ -381,3 +401,8 @@ class Session:
             return settings
         widths = tuple(executor.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))
+
+
+def _any_of(enders: Sequence[Callable[[int], bool]]) -> Callable[[int], bool] | None:
+    """Return what tells all of some functions a token, and whether one of them ends the text."""
+    return (lambda token: max([ends(token) for ends in enders])) if enders else None

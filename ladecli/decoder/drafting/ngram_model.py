@@ -73,7 +73,9 @@ in the window's n-grams, the model's successors.  Its kind is 1 + 3 * length + i
 PRIOR = 3
 """The kind of the prior: the model's successors after a context of length 0."""
 KINDS = 1 + 3 * (ORDER + 1)
-SOURCE_OF_KIND = ("context", *EVIDENCE * (ORDER + 1))
+FORCED = KINDS
+"""The kind of the only token that a grammar allows."""
+SOURCE_OF_KIND = ("context", *EVIDENCE * (ORDER + 1), "forced")
 """By kind, the source that is shown for a draft token."""
 CALIBRATION_DECAY = 0.98
 """The decay of a kind's record with each trial."""
@@ -254,7 +256,7 @@ class NgramModel:
         expected, hits, before = self.expected_hits, self.hits, self._calibration.copy()
         for node, actual in zip((-1, *accepted), tokens, strict=False):  # -1: the current token
             for probability, token, kind in looked_up.get(node + 1, ()):
-                if kind != REPEATED:
+                if REPEATED < kind < FORCED:
                     raw = probability / before[kind]
                     expected[kind] = expected[kind] * CALIBRATION_DECAY + raw
                     hits[kind] = hits[kind] * CALIBRATION_DECAY + (token == actual)

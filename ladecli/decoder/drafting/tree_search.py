@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from ..config import SamplingConfig
+from ..grammar import Grammar
 from ..noise import drawn_probabilities
 from ..step_cost import CostCurve
 from ..tree import ROOT, TokenTree
 from .ngram_model import (
+    FORCED,
     MASKS,
     MAX_CHILDREN,
     ORDER,
@@ -56,6 +58,7 @@ class TreeSearch:
         text: the text, which ends with the current token; its last four tokens count.
         span: a passage that the text may be repeating.
         sampling: the settings by which the next tokens are drawn; None for greedy.
+        grammar: constrains the text; what it forces is certain, and what it forbids is left out.
 
     Attributes:
         looked_up: the successors that were looked up, by node + 1; 0 is the current token.
@@ -67,16 +70,17 @@ class TreeSearch:
         text: Sequence[int],
         span: RepeatedSpan | None = None,
         sampling: SamplingConfig | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self.looked_up: dict[int, Ranked] = {}
         self._look_up = model.look_up
-        self._sampling = sampling
+        self._sampling, self._grammar = sampling, grammar
         self._length = len(text)
         self._span = span
         # By node + 1, the current token first; only nodes that may be looked up have `_contexts`.
-        self._tokens, self._parents, self._depths = [0], [ROOT], [0]
+        self._tokens, self._parents = [0], [ROOT]
         self._kinds, self._probabilities = [REPEATED], [1.0]
-        self._contexts = {0: pack(text)}
+        self._contexts, self._paths = {0: pack(text)}, [list[int]()]
 
     def grow(
         self,
@@ -99,12 +103,12 @@ class TreeSearch:
             return TokenTree()
         last = 1 + self._search(depth, curve, exploration, children)
         sources = [SOURCE_OF_KIND[kind] for kind in self._kinds[1:last]]
-        tokens, parents, depths = self._tokens, self._parents, self._depths
-        return TokenTree(tokens[1:last], parents[1:last], depths[1:last], sources)
+        depths = [*map(len, self._paths[1:last])]
+        return TokenTree(self._tokens[1:last], self._parents[1:last], depths, sources)
 
     def _search(self, depth: int, curve: CostCurve, exploration: float, children: int) -> int:
         """Add nodes until none pays any more; return the size of the tree that pays most."""
-        tokens, parents, depths, kinds = self._tokens, self._parents, self._depths, self._kinds
+        tokens, parents, kinds, paths = self._tokens, self._parents, self._kinds, self._paths
         probabilities, contexts, looked_up = self._probabilities, self._contexts, self.looked_up
         cost, slope = curve.cost, curve.slope
         frontier: list[Entry] = [(1.0, 0, 0, None)]  # ascending
@@ -135,10 +139,10 @@ class TreeSearch:
                 following = probabilities[node] * (share if share < 1.0 else 1.0)
                 insort(frontier, (following, order, node, place))
             size += 1
-            level = depths[node] + 1
+            path = [*paths[node], token]
             tokens.append(token)
             parents.append(node - 1)
-            depths.append(level)
+            paths.append(path)
             kinds.append(kind)
             probabilities.append(probability)
             # The best size has the most expected tokens for the cost of the step.
@@ -146,27 +150,33 @@ class TreeSearch:
             if expected >= best * cost[size]:
                 best, best_size = expected / cost[size], size
             # The new node joins the frontier, if its successors can still be worth it.
-            if level < depth and probability * OPTIMISM > floor:
+            hope = probability if kind == FORCED else probability * OPTIMISM
+            if len(path) < depth and hope > floor:
                 contexts[size] = (contexts[node] << TOKEN_BITS | token) & MASKS[ORDER]
                 newest -= 1
-                insort(frontier, (probability * OPTIMISM, newest, size, None))
+                insort(frontier, (hope, newest, size, None))
         return best_size
 
     def _successors(self, node: int, floor: float) -> Ranked:
         """Look up the successors of a node whose paths' probabilities exceed `floor`."""
-        level, span = self._depths[node], self._span
+        path, span, grammar = self._paths[node], self._span, self._grammar
+        if grammar is not None and (token := grammar.forced(path)) is not None:
+            self.looked_up[node] = [(1.0, token, FORCED)]
+            return self.looked_up[node]
         repeated: Repeated = None
-        # The path so far may repeat the span: the current token, then nodes of kind `REPEATED`.
-        if span is not None and self._kinds[node] == REPEATED and span.start + level < span.end:
-            repeated = span.tokens[span.start + level], span.probability
+        # The path so far may repeat the span.
+        end = 0 if span is None else span.start + len(path)
+        if span is not None and end < span.end and path == span.tokens[span.start : end]:
+            repeated = span.tokens[end], span.probability
         # All successors of the root are looked up, to be calibrated even if they do not pay.
         floor = floor / self._probabilities[node] if node else 0.0
-        if self._sampling is None:
-            ranked = self._look_up(self._contexts[node], floor, repeated)
-        else:
-            # With noise, an improbable token may be the one that is drawn, so there is no floor.
-            ranked = self._look_up(self._contexts[node], 0.0, repeated)
-            ranked = _drawn(ranked, self._sampling, self._length + level, floor)
+        # With noise, an improbable token may be the one that is drawn, so there is no floor.
+        least = floor if self._sampling is None else 0.0
+        ranked = self._look_up(self._contexts[node], least, repeated)
+        if grammar is not None and (allowed := grammar.allowed(path)) is not None:
+            ranked = [successor for successor in ranked if successor[1] in allowed]
+        if self._sampling is not None:
+            ranked = _drawn(ranked, self._sampling, self._length + len(path), floor)
         self.looked_up[node] = ranked = ranked[:MAX_CHILDREN]
         return ranked
 

@@ -73,7 +73,7 @@ class Lookahead(Strategy):
             self._curves[shape] = curve
         self._curve = curve
         span = store.context.repeated_span() if "context" in config.sources else None
-        search = TreeSearch(store.model, state.tokens, span, self._sampling)
+        search = TreeSearch(store.model, state.tokens, span, self._sampling, state.grammar)
         # Only recycled successors are learned from nodes that are not accepted.
         explores = self._successors and store.budget.may_explore
         tree = search.grow(

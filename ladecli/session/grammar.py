@@ -1,0 +1,229 @@
+"""Grammars that constrain an answer, by the package llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import files
+from ..decoder.grammar import TokenSet
+from ..decoder.tree import common_prefix
+from ..errors import LadeError, UsageError, one_line
+from .reasoning import answer_marks
+
+SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""How JSON is written.  With white space as the model likes it few tokens are forced, and small
+models write blanks without end."""
+
+TAIL = 16
+"""Tokens before a path in which the mark that ends the reasoning may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer may be; see `from_schema` and `from_lark`."""
+
+    text: str  # as llguidance reads it
+
+    @classmethod
+    def from_schema(cls, schema: str | Mapping[str, Any]) -> Grammar:
+        """Return the grammar of the JSON values that fit a schema.
+
+        Args:
+            schema: as JSON, a dict or a pydantic model; `{"type": "object"}` is any object.
+
+        Raises:
+            UsageError: it is no schema, llguidance cannot compile it, or is not installed.
+        """
+        if hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        try:
+            written = json.dumps(json.loads(schema) if isinstance(schema, str) else schema)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UsageError(f"the JSON schema is no JSON: {one_line(str(error))}") from None
+        matcher = _library().LLMatcher
+        try:
+            text = matcher.grammar_from_json_schema(written, overrides=SEPARATORS)
+        except ValueError as error:
+            raise UsageError(_unusable("JSON schema", str(error))) from None
+        return cls._checked(text, "JSON schema")
+
+    @classmethod
+    def from_lark(cls, text: str) -> Grammar:
+        """Return the grammar of a text in Lark's form, or in GBNF as llama.cpp has it.
+
+        Raises:
+            UsageError: llguidance cannot compile it, or is not installed.
+        """
+        _library()
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            lark = any_to_lark(text)
+        except Exception as error:  # its parser raises what it likes
+            raise UsageError(_unusable("grammar", str(error))) from None
+        return cls._checked(_library().LLMatcher.grammar_from_lark(lark), "grammar")
+
+    @classmethod
+    def _checked(cls, text: str, kind: str) -> Grammar:
+        failed, reasons = _library().LLMatcher.validate_grammar_with_warnings(text)
+        if failed:
+            raise UsageError(_unusable(kind, reasons[0]))
+        return cls(text)
+
+
+def grammar_of(schema: str | None, grammar: str | None) -> Grammar | None:
+    """Return the grammar of --json-schema or --grammar.
+
+    Args:
+        schema: JSON, or the name of a file.
+        grammar: the name of a file.
+
+    Raises:
+        UsageError: a file cannot be read, or does not hold what it should.
+    """
+    if schema is not None:
+        written = schema.lstrip().startswith("{")
+        return Grammar.from_schema(schema if written else files.read_text(schema, "JSON schema"))
+    return None if grammar is None else Grammar.from_lark(files.read_text(grammar, "grammar"))
+
+
+def _unusable(kind: str, reason: str) -> str:
+    return f"the {kind} cannot be used: {one_line(reason.strip())}"
+
+
+def _library() -> Any:
+    """Return llguidance.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UsageError(
+            "schemas and grammars need the package llguidance: pip install 'ladecli[schema]'"
+        ) from error
+    return llguidance
+
+
+def grammar_tokenizer(tokenizer: Any, vocabulary: int, stop_ids: Collection[int]) -> Any:
+    """Return what llguidance has to know of a tokenizer; it takes a second to make.
+
+    Args:
+        tokenizer: of transformers.
+        vocabulary: the number of ids that have logits.
+        stop_ids: ids that end an answer.
+
+    Raises:
+        UsageError: llguidance cannot read the tokenizer.
+    """
+    _library()
+    from llguidance.hf import from_tokenizer
+
+    try:
+        size = max(vocabulary, len(tokenizer))
+        return from_tokenizer(tokenizer, n_vocab=size, eos_token=sorted(stop_ids) or None)
+    except Exception as error:  # panics of Rust too
+        reason = one_line(str(error))
+        raise UsageError(f"this model's tokenizer takes no schema or grammar: {reason}") from error
+
+
+class AnswerGrammar:
+    """Follows an answer by a grammar; a `decoder.grammar.Grammar`.
+
+    Where the model reasons, the grammar begins after the reasoning.
+
+    Args:
+        grammar: of the answer.
+        known: the tokenizer, as `grammar_tokenizer` returned it.
+        tokenizer: of transformers, which finds the end of the reasoning; None without a template.
+        prompt: the ids before the answer.
+
+    Raises:
+        UsageError: the grammar is none for this tokenizer.
+    """
+
+    def __init__(self, grammar: Grammar, known: Any, tokenizer: Any, prompt: Sequence[int]) -> None:
+        self._matcher = _library().LLMatcher(known, grammar.text, log_level=0)
+        if self._matcher.is_error():
+            raise UsageError(_unusable("grammar", self._matcher.get_error()))
+        self._path: list[int] = []  # what the matcher has taken after the committed text
+        self._sets: dict[tuple[int, ...], TokenSet | None] = {}
+        # The reasoning: its tokens so far, what ends it, and what it may begin with.
+        self._tokenizer, self._reasoning = tokenizer, list[int]()
+        self._end, self._starts = (
+            (None, {}) if tokenizer is None else answer_marks(tokenizer, prompt)
+        )
+
+    def commit(self, token: int) -> bool:
+        """Take a token that joins the text; return whether it ends the text.
+
+        Raises:
+            LadeError: the grammar forbids it.
+        """
+        constrained = self._constrained([token])
+        if not self._go(constrained or ()):
+            raise LadeError(
+                "the schema or grammar allows no token that the model's generation config allows"
+            )
+        if constrained is None:
+            self._end = self._end or self._starts.get(token)
+            self._reasoning.append(token)
+        elif not constrained:  # it was the last token of the reasoning
+            self._end = None
+        self._starts, self._path, self._sets = {}, [], {}
+        return bool(self._matcher.is_stopped())
+
+    def forced(self, path: Sequence[int]) -> int | None:
+        """See `decoder.grammar.Grammar`."""
+        constrained = self._constrained(path)
+        if constrained is None or (self._starts and not path) or not self._go(constrained):
+            return None
+        return next(iter(self._matcher.compute_ff_tokens()), None)
+
+    def allowed(self, path: Sequence[int]) -> TokenSet | None:
+        """See `decoder.grammar.Grammar`.
+
+        Raises:
+            LadeError: the grammar takes too much to follow.
+        """
+        key = tuple(path)
+        if key not in self._sets:
+            constrained = self._constrained(path)
+            tokens = None
+            if constrained is not None and self._go(constrained):
+                tokens = bytearray(self._matcher.compute_bitmask())
+                for token in self._starts if not path else ():
+                    tokens[token >> 3] |= 1 << (token & 7)
+            if self._matcher.is_error():
+                raise LadeError(_unusable("grammar", self._matcher.get_error()))
+            self._sets[key] = None if tokens is None else TokenSet(tokens)
+        return self._sets[key]
+
+    def _constrained(self, path: Sequence[int]) -> Sequence[int] | None:
+        """Return what of a path the grammar is about: what comes after the reasoning; None where
+        that goes on."""
+        end = self._end or (self._starts.get(path[0]) if path else None)
+        if end is None:
+            return path
+        tail = self._reasoning[-TAIL:]
+
+        def ended(count: int) -> bool:
+            tokens = [*tail, *path[:count]]
+            return bool(re.search(end, self._tokenizer.decode(tokens, skip_special_tokens=False)))
+
+        if not ended(len(path)):  # as mostly
+            return None
+        return path[next(filter(ended, range(1, len(path) + 1))) :]
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Have the matcher take a path after the committed text; return whether it may."""
+        common = common_prefix(path, self._path)
+        self._matcher.rollback(len(self._path) - common)
+        taken = self._matcher.try_consume_tokens([*path[common:]])
+        self._path = [*path[: common + taken]]
+        return len(self._path) == len(path)
