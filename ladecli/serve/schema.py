@@ -38,7 +38,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     **dict.fromkeys(("echo", "continue_final_message"), (False,)),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
 """Fields that ask for what there is not, with the values that do not ask for it."""
@@ -176,6 +175,34 @@ class Message(RequestObject):
         return message
 
 
+class SchemaFormat(RequestObject):
+    """A schema that an answer fits."""
+
+    name: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestObject):
+    """What an answer is: a text, any object as JSON, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+    @property
+    def schema_of_answers(self) -> dict[str, Any] | None:
+        """The schema of answers; None for texts."""
+        if self.type == "text":
+            return None
+        return {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema: it is missing")
+        return self
+
+
 class _Wanted(RequestObject):
     """What a client wants; None is what the server was started with."""
 
@@ -227,6 +254,7 @@ class ChatWanted(_Wanted):
     tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools)] = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
 
     def as_wanted(self) -> ChatWanted:
         """Return the request itself."""
@@ -237,13 +265,38 @@ class ChatWanted(_Wanted):
         """The tools that the answer may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    @property
+    def schema_of_answers(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer fits; None for any text."""
+        asked = self.response_format and self.response_format.schema_of_answers
+        must_call = bool(self.callable) and self.tool_choice not in (None, "auto")
+        if not must_call and not asked:
+            return None
+        named = self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool["function"]["name"]},
+                    "arguments": tool["function"].get("parameters") or {"type": "object"},
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in self.callable
+            if named in (None, tool["function"]["name"])
+        ]
+        schemas = [*calls, asked] if asked and not must_call else calls
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
     def check(self) -> None:
         """See `_Wanted`."""
         super().check()
-        if self.tools and self.tool_choice not in (None, "none", "auto"):
-            raise Refused(
-                400, 'tool_choice: only "auto" or "none" is supported here', "tool_choice"
-            )
+        if isinstance(choice := self.tool_choice, dict):
+            names = [tool["function"]["name"] for tool in self.tools or ()]
+            function = choice.get("function")
+            if not isinstance(function, dict) or function.get("name") not in names:
+                raise Refused(400, "tool_choice: it names none of the tools", "tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise Refused(400, 'top_logprobs: it needs "logprobs": true', "top_logprobs")
 

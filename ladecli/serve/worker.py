@@ -26,6 +26,7 @@ from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice, bytes_in
 from ..session import opening
 from ..session.chat_template import ChatMessage
+from ..session.grammar import Grammar
 from ..session.text import REPLACEMENT, bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall, with_tools_as_text
 from ..view.terminal import Terminal
@@ -228,8 +229,14 @@ class Worker:
             for text in self._answers.new_texts(wanted.messages):
                 session.add_draft_text(json.dumps(text, ensure_ascii=False)[1:-1], lasting=False)
         fills_in = isinstance(wanted, TextWanted) and bool(wanted.suffix)
-        settings = replace(settings, logprobs=wanted.alternatives, calls=calls, fills_in=fills_in)
-        return prompt, settings
+        grammar = None
+        if isinstance(wanted, ChatWanted) and (schema := wanted.schema_of_answers) is not None:
+            try:
+                grammar = Grammar.from_schema(schema)
+            except UsageError as error:
+                raise Refused(400, str(error), "response_format") from error
+        settings = replace(settings, logprobs=wanted.alternatives, grammar=grammar)
+        return prompt, replace(settings, calls=calls, fills_in=fills_in)
 
     def _parts(
         self,

@@ -30,6 +30,9 @@ DEMO = str(Path(ladecli.__file__).with_name("demo"))
 HI = {"role": "user", "content": "What is lookahead decoding?"}
 QUESTION = [HI]
 CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+WEATHER = {"type": "function", "function": {"name": "weather"}}
+NONE = {"type": "function", "function": {"name": "none"}}
+UNKNOWN = {"type": "json_schema", "json_schema": {"schema": {"type": "unknown"}}}
 KEY = "a key"
 ORIGIN = "http://localhost:3000"
 JSON = {"Content-Type": "application/json"}
@@ -365,7 +368,10 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"n": 2}, "n", "only 1"),
         ({"tools": [{"type": "web_search"}]}, "tools", "type function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "no name"),
-        ({"response_format": {"type": "json_object"}}, "response_format", '"text"'),
+        ({"response_format": {"type": "regex"}}, "response_format", "type: "),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "is missing"),
+        ({"response_format": UNKNOWN}, "response_format", "cannot be used"),
+        ({"tools": [WEATHER], "tool_choice": NONE}, "tool_choice", "none of the tools"),
         ({"guided_choice": ["yes", "no"]}, "guided_choice", "not supported"),
         ({"continue_final_message": True}, "continue_final_message", "only false"),
         ({"temperature": "hot"}, "temperature", "a valid number, not 'hot'"),

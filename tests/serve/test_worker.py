@@ -183,3 +183,34 @@ def test_another_conversation_between_two_turns(server: Server) -> None:
     longer = [*long, first["choices"][0]["message"], HI]
     cached = server.chat(messages=longer)["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached >= first["usage"]["prompt_tokens"]
+
+
+def test_answers_that_fit_a_schema(tmp_path: Path) -> None:
+    person = {
+        "type": "object",
+        "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"enum": [1, 22]}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": person}}
+    with Server(tmp_path) as server:
+        said = server.chat(response_format=form)["choices"][0]
+        value = json.loads(said["message"]["content"])
+        assert (said["finish_reason"], {*value}) == ("stop", {"name", "age"})
+        city = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+        zone = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}
+        closed = {"additionalProperties": False}
+        functions = (
+            {"name": "weather", "parameters": city | closed},
+            {"name": "time", "parameters": zone | closed},
+        )
+        tools = [{"type": "function", "function": function} for function in functions]
+        for choice, names in (("required", {"weather", "time"}), (tools[1], {"time"})):
+            called = server.chat(tools=tools, tool_choice=choice)["choices"][0]
+            (call,) = called["message"]["tool_calls"]
+            assert called["finish_reason"] == "tool_calls"
+            assert call["function"]["name"] in names
+            assert json.loads(call["function"]["arguments"]) in ({"city": "Paris"}, {"zone": "UTC"})
+        body = {"input": "hi", "text": {"format": {"type": "json_schema", **form["json_schema"]}}}
+        (item,) = server.ask("/v1/responses", body)[1]["output"]
+        assert {*json.loads(item["content"][0]["text"])} == {"name", "age"}
