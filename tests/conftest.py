@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ladecli.profiles import measured
 from ladecli.session.conversation import from_json
 from ladecli.session.session import Session
 from tests.support.compiler import Compiler
-from tests.support.hub import plan
+from tests.support.hub import copied, plan
 from tests.support.models import model_of
 from tests.support.processes import Result
 from tests.support.tokenizers import byte_level
@@ -148,6 +149,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def model_with(model_folder: str, tmp_path: Path) -> Callable[..., str]:
+    """Makes a copy of that folder with some changes, and gives its name."""
+    return partial(copied, model_folder, tmp_path / "copy")
 
 
 @pytest.fixture(scope="module")
