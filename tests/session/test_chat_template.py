@@ -577,6 +577,7 @@ def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_p
     arguments = ("--template-arg", f"tools={json.dumps(TOOLS)}")
     for options, name, more in (
         ((), "default", {}),
+        (("--chat-template", "default"), "default", {}),
         (arguments, "tool_use", {"tools": TOOLS}),
         ((*arguments, "--chat-template", "brief"), "brief", {"tools": TOOLS}),
     ):
