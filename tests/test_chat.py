@@ -46,9 +46,7 @@ def prompt_of(trace: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["lookahead", "autoregressive"])
-def test_turns_read_what_is_new_and_others_can_go_on_with_them(
-    talk: Lade, tmp_path: Path, strategy: str
-) -> None:
+def test_turns_read_what_is_new_and_can_go_on(talk: Lade, tmp_path: Path, strategy: str) -> None:
     path, page = tmp_path / "chat.json", tmp_path / "chat.md"
     lines = ("/system Be brief.", QUESTIONS[0], "/stats", QUESTIONS[1], "/stats")
     options = f"--strategy {strategy} --no-stats"
@@ -73,9 +71,7 @@ def test_turns_read_what_is_new_and_others_can_go_on_with_them(
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(
-    talk: Lade, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(talk: Lade, monkeypatch: Any) -> None:
     with monkeypatch.context() as patch:
         during_forward(patch, 9, ctrl_c)
         chat = talk(QUESTIONS[0], "/stats", QUESTIONS[1], "/stats", options="-n 24")
@@ -88,26 +84,20 @@ def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(
     assert talk(f"/load {chat.file}", "/regenerate", options="-n 24").said == chat.said
 
 
-def test_ctrl_c_before_the_first_token_gives_the_message_back(
-    talk: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_early_ctrl_c_gives_the_message_back(talk: Lade, monkeypatch: Any, tmp_path: Path) -> None:
     during_forward(monkeypatch, 1, ctrl_c)
     chat = talk("a question " * 400, f"/save {tmp_path / 'chat.json'}")
     assert from_json((tmp_path / "chat.json").read_text()).conversation == Conversation()
     assert "a question " * 400 + "\n> " in chat.err
 
 
-def test_a_signal_before_the_first_token_leaves_a_message_that_waits(
-    talk: Lade, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_signal_leaves_a_message_that_waits(talk: Lade, monkeypatch: Any) -> None:
     during_forward(monkeypatch, 1, terminate)
     chat = talk(QUESTIONS[0])
     assert (chat.code, chat.conversation) == (143, Conversation().asked(QUESTIONS[0]))
 
 
-def test_a_reply_stands_where_ctrl_c_comes_before_another(
-    talk: Lade, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_stands_where_ctrl_c_comes_before_another(talk: Lade, monkeypatch: Any) -> None:
     armed: list[Callable[[], None]] = []
     arm = partial(armed.append, ctrl_c)
     change_decoders(monkeypatch, lambda model: watch(model, lambda _: armed and armed.pop()()))
@@ -135,9 +125,7 @@ def test_a_model_that_cannot_be_opened_ends_no_chat(talk: Lade, model_folder: st
     assert len(chat.conversation.messages) == 4
 
 
-def test_ctrl_c_in_a_load_goes_on_with_the_model_before(
-    talk: Lade, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_in_a_load_goes_on_with_the_model_before(talk: Lade, monkeypatch: Any) -> None:
     moments = [lambda: None, ctrl_c, lambda: None]
     change_decoders(monkeypatch, lambda _: moments.pop(0)())
     chat = talk("Hello", f"/model {DEMO}", "more", options="-n 5")
@@ -145,9 +133,7 @@ def test_ctrl_c_in_a_load_goes_on_with_the_model_before(
     assert len(chat.conversation.messages) == 4
 
 
-def test_errors_cost_neither_the_conversation_nor_the_chat(
-    talk: Lade, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_cost_neither_the_conversation_nor_the_chat(talk: Lade, monkeypatch: Any) -> None:
     def fail() -> None:
         raise RuntimeError("an illegal moment")
 
@@ -172,9 +158,7 @@ def test_a_hostile_chat_cannot_drive_the_terminal(talk: Lade, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_chat_is_kept_however_it_ends(
-    talk: Lade, lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_end_keeps_the_chat(talk: Lade, lade: Lade, monkeypatch: Any, tmp_path: Path) -> None:
     # What a pipe sent wrongly it can send again, and an empty chat is none.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     piped = lade("chat", "-n", "3", typed=f"{QUESTIONS[0]}\n/load nowhere")
@@ -228,9 +212,7 @@ def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
     assert seen[1].messages[:2] == seen[2].messages == seen[0].messages
 
 
-def test_a_conversation_goes_on_with_its_model(
-    talk: Lade, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_is_kept(talk: Lade, model_folder: str, tmp_path: Path, monkeypatch: Any) -> None:
     options = "--raw -n 3"
     talk(QUESTIONS[0], options=options, home=tmp_path)
     folder = Path(model_folder)
@@ -556,9 +538,7 @@ def test_templates_that_refuse(talk: Lade, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compare_decodes_the_same_text_again(
-    talk: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compare_decodes_the_same_text_again(talk: Lade, monkeypatch: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     loaded: list[Decoder] = []
 

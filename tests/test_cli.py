@@ -60,9 +60,7 @@ def test_prompts_from_flag_and_stdin_are_the_same(lade: Any, model_folder: str) 
         assert piped.out == flag.out
 
 
-def test_text_files_of_other_systems_are_the_same_prompt(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_files_of_other_systems_are_alike(lade: Any, model_folder: str, tmp_path: Path) -> None:
     """As Python's text mode reads them: the model sees no carriage returns."""
     text = "the cat\nsat: Grüße\n"
     arguments = ["generate", model_folder, "-n", "3", "--ignore-eos", "--json", "-q"]
@@ -174,9 +172,7 @@ def test_a_turn_that_does_not_fit_costs_no_other_answer(lade: Any, rows_file: An
     assert result.err.startswith("lade: prompt a, turn 2: the prompt has ")
 
 
-def test_conversations_for_a_model_without_a_template(
-    lade: Any, model_folder: str, rows_file: Any
-) -> None:
+def test_conversations_without_a_template(lade: Any, model_folder: str, rows_file: Any) -> None:
     path = rows_file({"messages": [{"role": "system", "content": BRIEF}, HI]})
     asked = ("generate", model_folder, "-n", "4", "--json", "-q")
     prompt = ("-p", "hi")
@@ -332,9 +328,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_bad_input_is_refused_before_a_model_is_loaded(
-    line: str, lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_refused_early(line: str, lade: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("ladecli.models.load.load", lambda *_: pytest.fail("a model was loaded"))
     monkeypatch.chdir(tmp_path)
     files(tmp_path)
@@ -353,9 +347,7 @@ def test_no_prompt_at_a_terminal(lade: Any, monkeypatch: pytest.MonkeyPatch) -> 
         *(("--quantize 4bit", each, "'ladecli[quant]'") for each in ("accelerate", "bitsandbytes")),
     ],
 )
-def test_optional_parts_that_are_missing(
-    option: str, package: str, fix: str, lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages(option: str, package: str, fix: str, lade: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     told = lade("generate", "-p", "a", *option.split()).refused()
     assert told == f"{option.removesuffix(' auto')} needs {package}: pip install {fix}\n"
@@ -375,9 +367,7 @@ def test_sources_and_windows_go_together(lade: Any, model_folder: str) -> None:
     assert settings(*paper, "--profile", "a100")[1:4] == (15, 5, 15)
 
 
-def test_a_pool_file_makes_the_next_answer_faster(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_a_pool_file_makes_answers_faster(lade: Any, model_folder: str, tmp_path: Path) -> None:
     pool = tmp_path / "drafts.pool"
     command = ["generate", model_folder, "-p", "the cat", "-n", "60", "--ignore-eos", "--json"]
     command += ["--pool-file", str(pool), "--quiet"]
@@ -436,9 +426,7 @@ def test_all_files_that_cannot_be_written_are_named(lade: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     "command", ["--version", "generate -p a -n 3", "generate -p a -n 3 --json"]
 )
-def test_an_answer_that_cannot_be_written_is_no_success(
-    command: str, closed: bool, tmp_path: Path
-) -> None:
+def test_an_unwritten_answer_is_no_success(command: str, closed: bool, tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     with open(os.devnull) as nothing, open("/dev/full", "w") as full, errors.open("w") as written:
         out = None if closed else full.fileno()
@@ -846,9 +834,7 @@ def test_a_token_without_an_embedding_is_named(lade: Any, beyond: str, tmp_path:
         ("/exit\nnever answered\n", 0, ""),
     ],
 )
-def test_mistakes_in_a_piped_chat(
-    lade: Any, beyond: str, text: str, code: int, message: str
-) -> None:
+def test_mistakes_in_a_pipe(lade: Any, beyond: str, text: str, code: int, message: str) -> None:
     result = lade("chat", beyond, "-q", typed=text)
     assert (result.code, result.out) == (code, "")
     assert message in result.err
@@ -863,9 +849,7 @@ def test_a_piped_chat_goes_on_after_such_a_message(lade: Any, beyond: str) -> No
     assert (after.code, after.out) == (2, alone.out)
 
 
-def test_files_beside_the_answer(
-    lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
-) -> None:
+def test_traces_and_replays(lade: Any, model_folder: str, tmp_path: Path, rows_file: Any) -> None:
     rows = rows_file({"prompt": "the cat"}, {"prompt": "the mat"})
     options = ("-f", rows, "-n", "20", "--ignore-eos", "--json")
     answers = lade("generate", model_folder, *options, "--trace", f"{tmp_path}/a.trace")
@@ -880,9 +864,7 @@ def test_files_beside_the_answer(
     assert replayed.out == shown.out
 
 
-def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_context_that_does_not_fit_gets_one_that_does(lade: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("ladecli.models.device.free_memory", lambda _: 24e6)
     asked = ("generate", "demo", "-p", "def ", "-n", "5", "--no-stats", "--dtype", "float32")
     told = lade(*asked, "--max-context", "2048").refused()

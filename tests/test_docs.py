@@ -29,9 +29,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=lambda p: p.stem)
-def test_commands_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(tmp_path)
     lines = [line for code in blocks(page, "console") for line in code.splitlines()]

@@ -72,9 +72,7 @@ def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_there_stays_until_the_new_file_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "x"
     path.write_text("old")
 

@@ -127,9 +127,7 @@ OTHER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_another_way_to_decode_is_named_and_refused(
-    name: str, session: Session, generating: Any
-) -> None:
+def test_another_way_to_decode_is_refused(name: str, session: Session, generating: Any) -> None:
     # Otherwise `generate` refuses several sequences itself.
     config = generating(do_sample=name == "num_return_sequences")
     setattr(config, name, OTHER[name])
@@ -213,9 +211,7 @@ def test_limits_of_the_user_come_first(session: Session, generating: Any) -> Non
 
 
 @each
-def test_greedy_text_is_that_of_generate(
-    given: dict[str, Any], session: Session, generating: Any
-) -> None:
+def test_greedy_text_is_that_of_generate(given: Any, session: Session, generating: Any) -> None:
     generating(**given)
     theirs = new_ids(session, do_sample=False)
     for strategy in ("lookahead", "autoregressive"):
@@ -237,9 +233,7 @@ def next_logits(session: Session, text: Sequence[int]) -> Tensor:
 
 
 @each
-def test_tokens_are_drawn_from_what_generate_draws_from(
-    given: dict[str, Any], session: Session, generating: Any
-) -> None:
+def test_tokens_are_drawn_as_generate_does(given: Any, session: Session, generating: Any) -> None:
     """The same tokens with the same probabilities, and one text for all ways with one seed."""
     generating(**given | SAMPLES)
     torch.manual_seed(0)
@@ -277,9 +271,7 @@ def test_flags_come_before_the_config(session: Session, generating: Any) -> None
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_without_end_tokens_nothing_is_said_of_them(
-    ignore_eos: bool, session: Session, generating: Any
-) -> None:
+def test_end_tokens_may_be_absent(ignore_eos: bool, session: Session, generating: Any) -> None:
     generating(min_new_tokens=3, exponential_decay_length_penalty=(2, 5.0), no_repeat_ngram_size=2)
     ends = None if ignore_eos else [0, 278]
     options = {"exponential_decay_length_penalty": None} if ignore_eos else {}

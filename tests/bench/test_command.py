@@ -102,9 +102,7 @@ def test_the_default_is_short_and_fits_a_pipe(lade: Any, tmp_path: Path) -> None
     assert [method["name"] for method in found["contenders"]] == [*DEFAULT]
 
 
-def test_reports_of_compiled_steps_beside_ours(
-    bench: Any, compiler: Compiler, tmp_path: Path
-) -> None:
+def test_reports_of_compiled_steps(bench: Any, compiler: Compiler, tmp_path: Path) -> None:
     files = [tmp_path / f"r.{kind}" for kind in ("md", "json")]
     reports = [word for file in files for word in ("--report", str(file))]
     done = bench("--strategies", "autoregressive,lookahead,hf,hf-compiled", *reports)
@@ -139,9 +137,7 @@ def test_prompts_that_are_too_long_are_left_out(bench: Any) -> None:
     assert reasons["later"].startswith("turn 2: the prompt has 1,230 tokens, which ")
 
 
-def test_a_method_that_fails_does_not_cost_the_others(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_that_fails_does_not_cost_the_others(bench: Any, monkeypatch: Any) -> None:
     def fail(method: str) -> None:
         if method == "jacobi":
             raise RuntimeError("shape mismatch\nin some kernel")
@@ -187,16 +183,12 @@ def test_lengths_can_be_swept_as_far_as_the_model_reads(lade: Any, model_folder:
         (("--sweep", "budget=4 W=15"), "budget=4 W=15 cannot run"),
     ],
 )
-def test_what_cannot_be_measured_with_this_model_is_refused(
-    lade: Any, model_folder: str, arguments: tuple[str, ...], message: str
-) -> None:
+def test_refused_measurements(lade: Any, model_folder: str, arguments: Any, message: str) -> None:
     assert message in lade("bench", model_folder, *arguments, "-q").refused()
 
 
 @pytest.mark.parametrize("presses", [1, 2, 3])
-def test_ctrl_c_keeps_what_was_measured(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, presses: int
-) -> None:
+def test_ctrl_c_keeps_results(bench: Any, tmp_path: Path, monkeypatch: Any, presses: int) -> None:
     asked = count(1)
 
     def press(_: str) -> None:

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.skipif(not GPU.is_dir(), reason="benchmarks are not par
 
 
 @pytest.mark.slow
-def test_products_and_steps_are_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_products_and_steps_are_measured(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.syspath_prepend(GPU)
     for part in ("products", "steps"):
         monkeypatch.setattr(sys, "argv", [str(GPU / "parts.py"), "--rehearse", part, "tiny"])

@@ -78,9 +78,7 @@ def test_methods_take_turns_in_changing_order() -> None:
 @pytest.mark.parametrize(
     ("captures", "tries"), [(0, 1), (WARM_UPS + 1, 2), (WARM_UPS + 3, 3), (99, TRIES)]
 )
-def test_a_conversation_in_which_a_step_was_captured_is_held_again(
-    captures: int, tries: int
-) -> None:
+def test_a_conversation_that_captured_a_step_is_held_again(captures: int, tries: int) -> None:
     runner = FakeRunner("a", captures=captures)
     runs = measure([runner], turns=2).runs
     assert [run.turn for run in runs] == [1, 2]

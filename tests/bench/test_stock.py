@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,9 +40,7 @@ def runner(
     return found
 
 
-def answered(
-    found: StockRunner, prompt: list[int], cancelled: Callable[[], bool] = lambda: False
-) -> Answer:
+def answered(found: StockRunner, prompt: list[int], cancelled: Any = lambda: False) -> Answer:
     answer = found.answer(prompt, cancelled)
     assert answer.marks == sorted(answer.marks)
     # Every step adds something, with and without candidates.
@@ -62,9 +60,7 @@ def answered(
     ],
     ids=["on and on", "to the end", "penalty"],
 )
-def test_the_text_is_that_of_plain_decoding(
-    session: Session, settings: Settings, strategy: str
-) -> None:
+def test_the_text_of_plain_decoding(session: Session, settings: Settings, strategy: str) -> None:
     for text in TEXTS:
         prompt = session.encode(text)
         answer = answered(runner(session, settings, strategy), prompt)
@@ -109,9 +105,7 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_it_takes_of_the_generation_config_what_we_take(
-    demanding: Session, strategy: str, ignore_eos: bool
-) -> None:
+def test_the_generation_config_counts(demanding: Session, strategy: str, ignore_eos: bool) -> None:
     settings = Settings("autoregressive", max_new_tokens=20, ignore_eos=ignore_eos)
     prompt = demanding.encode(TEXTS[0])
     before = demanding.stock_model.generation_config
@@ -121,9 +115,7 @@ def test_it_takes_of_the_generation_config_what_we_take(
     assert demanding.stock_model.generation_config is before
 
 
-def test_compiled_steps_give_the_same_text_and_are_compiled_once(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_compiled_once_and_give_the_same_text(session: Session, monkeypatch: Any) -> None:
     config = CompileConfig(backend="eager", mode=None)
     config._compile_all_devices = True
     monkeypatch.setattr(stock, "compile_config", lambda: config)
@@ -142,9 +134,7 @@ def test_compiled_steps_give_the_same_text_and_are_compiled_once(
         del session.stock_model._compiled_call
 
 
-def test_a_text_that_is_longer_than_expected_gets_a_longer_cache(
-    session: Session, compiler: Compiler
-) -> None:
+def test_a_longer_text_gets_a_longer_cache(session: Session, compiler: Compiler) -> None:
     compiled, prompt = runner(session, ON, STOCK_COMPILED, 40), session.encode("a " * 20)
     compilations = []
     # 10 tokens and 30 just fit; 50 are too many, and 52 are not any more.

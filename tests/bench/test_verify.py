@@ -79,9 +79,7 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
 
 
 @ALIKE_BFLOAT16
-def test_rounding_explains_nothing_where_steps_are_batch_invariant(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounding_explains_nothing_in_batch_invariant_steps(lade: Lade, monkeypatch: Any) -> None:
     options = ("--dtype", "bfloat16", "--batch-invariant", "-t", "1", "--seed", "1")
     assert lade(*QUICK, *options).out.splitlines()[-1] == "equal: all 48 tokens of 2 answers"
     plant_fault(monkeypatch, 0.5)
@@ -93,9 +91,7 @@ def test_rounding_explains_nothing_where_steps_are_batch_invariant(
 
 
 @pytest.mark.parametrize("shorter", ["lookahead", "autoregressive"])
-def test_an_answer_that_ends_early_is_a_fault(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any, shorter: str
-) -> None:
+def test_early_ends_are_faults(lade: Lade, monkeypatch: Any, rows_file: Any, shorter: str) -> None:
     stream = Session.stream
 
     def ends_early(session: Session, prompt: Any, settings: Any, *others: Any) -> Any:
@@ -144,9 +140,7 @@ def test_prompts_that_are_too_long_are_skipped(lade: Lade, rows_file: Any) -> No
     assert "skipped row-1: " in lade("verify", *options).out
 
 
-def test_without_a_prompt_that_fits_or_without_memory_it_fails(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any
-) -> None:
+def test_without_prompts_or_memory_it_fails(lade: Lade, monkeypatch: Any, rows_file: Any) -> None:
     prompts = rows_file(*talks(("word " * 500,)))
     found = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts)
     assert "row-1" in found.refused()
@@ -157,9 +151,7 @@ def test_without_a_prompt_that_fits_or_without_memory_it_fails(
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_keeps_what_was_compared(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, presses: int
-) -> None:
+def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: Any, presses: int) -> None:
     def press() -> None:
         for _ in range(presses):
             signal.raise_signal(signal.SIGINT)

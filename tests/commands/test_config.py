@@ -70,9 +70,7 @@ def toml(value: Any) -> str:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "tune", "serve", "doctor"])
-def test_every_setting_arrives(
-    command: str, requested: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_setting_arrives(command: str, requested: Any, monkeypatch: Any) -> None:
     assert OTHER.keys() == lasting().keys()
     options = [option for option, commands in lasting().values() if command in commands]
     values = {option.key: OTHER[option.key] for option in options}
@@ -113,9 +111,7 @@ def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert generate.origins["raw"] == "flag --raw"
 
 
-def test_what_is_empty_and_what_editors_write(
-    requested: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_empty_and_what_editors_write(requested: Any, monkeypatch: Any) -> None:
     write('\ufeffstop = "END"\ntemperature = 1\nmodel = ""\nwindow = ""\ntemplate_arg = []\n')
     monkeypatch.setenv("LADE_SEED", "")
     request = requested("chat")
@@ -171,9 +167,7 @@ def test_wrong_variables(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("chat").startswith("LADE_TEMPERATURE must be a number, not 'hot'")
 
 
-def test_wrong_values_of_the_file_and_of_flags(
-    refused: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_values_of_the_file_and_of_flags(refused: Any, monkeypatch: Any) -> None:
     path = write("budget = 3\nwindow = 9\nngram = 9\n")
     message = refused("chat")
     assert message.startswith("budget 3 is smaller than")
@@ -201,17 +195,13 @@ def test_init_writes_every_setting(lade: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["chat", "generate", "tune"])
-def test_a_file_with_all_its_lines_uncommented_changes_nothing(
-    command: str, requested: Any
-) -> None:
+def test_a_file_with_all_lines_uncommented_changes_nothing(command: str, requested: Any) -> None:
     before = requested(command)
     write(re.sub(r"^#(?! )", "", template(), flags=re.M))
     assert replace(requested(command), origins={}) == before
 
 
-def test_a_folder_whose_name_is_too_long_has_no_config_file(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_whose_name_is_too_long_has_no_config_file(lade: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", f"/{'x' * 4000}")
     assert lade("config").code == 0
     assert "there is no trace nowhere" in lade("replay", "nowhere").refused()

@@ -88,9 +88,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     assert "Some Accelerator 9000" in checked()["profile"][0]["value"]
 
 
-def test_what_commands_refuse_of_what_holds_without_flags(
-    checked: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_commands_refuse_of_what_holds_without_flags(checked: Any, monkeypatch: Any) -> None:
     config_path().parent.mkdir(parents=True)
     config_path().write_text("top-p = 7", encoding="utf-8")
     (found,) = problems(checked())
@@ -237,9 +235,7 @@ def test_a_template_that_fails_on_a_plain_message(checked: Any, tmp_path: Path) 
     assert (said["level"], "refuses this: no hi" in said["value"]) == ("warning", True)
 
 
-def test_a_check_that_fails_does_not_end_the_report(
-    monkeypatch: pytest.MonkeyPatch, lade: Any
-) -> None:
+def test_a_check_that_fails_does_not_end_the_report(monkeypatch: Any, lade: Any) -> None:
     def failing() -> None:
         raise RuntimeError("the driver is on holiday\nand so on")
 

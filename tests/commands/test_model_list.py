@@ -147,9 +147,7 @@ def test_a_pipe_gets_one_line_for_each_model(cache: Path, lade: Any) -> None:
     assert "3 models" in done.err
 
 
-def test_a_narrow_screen_keeps_names_and_what_fits(
-    cache: Path, lade: Any, wide_screen: Any
-) -> None:
+def test_a_narrow_screen_keeps_names_and_fits(cache: Path, lade: Any, wide_screen: Any) -> None:
     wide_screen(40)
     add_model(cache, "a-lab/tiny", family("llama"), ONE)
     shown = lade("models").out

@@ -22,9 +22,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(("device", "marked"), [(CPU, "cpu"), (A100, "a100-80gb"), (ACME, None)])
-def test_the_list_marks_this_machine(
-    here: pytest.MonkeyPatch, lade: Any, device: Device, marked: str | None
-) -> None:
+def test_the_machine_is_marked(here: Any, lade: Any, device: Device, marked: str | None) -> None:
     use_devices(here, device)
     result = lade("profiles")
     assert (result.code, result.err) == (0, "")

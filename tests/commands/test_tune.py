@@ -36,9 +36,7 @@ def test_a_dry_run_shows_a_table_and_writes_nothing(lade: Any) -> None:
     assert not measured.path().exists()
 
 
-def test_what_cannot_be_measured_or_kept(
-    lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_measured_or_kept(lade: Any, tmp_path: Path, monkeypatch: Any) -> None:
     assert "--seconds" in lade("tune", "demo", "--seconds", "1e-9").refused(1)
     plain = lade("tune", saved(tmp_path, "mamba"))
     assert (plain.code, "no step is wider" in plain.err) == (1, True)

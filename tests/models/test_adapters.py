@@ -69,9 +69,7 @@ def answer(lade: Any, *arguments: str) -> tuple[list[int], str]:
 
 
 @pytest.mark.skipif(not int8.available(), reason="this processor has no products of integers")
-def test_an_adapter_is_merged_before_weights_become_8_bits(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_merged_before_8_bits(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
     peft.PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
@@ -123,7 +121,7 @@ def test_an_adapter_with_tokens_of_its_own(
 
 
 @pytest.mark.parametrize("tokenless", [False, True])
-def test_tokens_that_an_adapter_trained_alone(
+def test_trained_tokens_alone(
     tokenless: bool, lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
@@ -146,9 +144,7 @@ def test_tokens_that_an_adapter_trained_alone(
     assert there.json()["token_ids"] == right
 
 
-def test_adapters_on_top_of_a_model(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_adapters_on_a_model(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     second = make(model_folder, tmp_path / "second", seed=1)
     copy = copied(model_folder, tmp_path / "copy")
     wanted = expected(model_folder, adapter, second)
@@ -168,9 +164,7 @@ def test_in_python(model_folder: str, adapter: Path) -> None:
     assert model.session.stock_model.num_parameters() == model.session.loaded.spec.parameters
 
 
-def test_a_tokenizer_beside_the_adapter_counts(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_its_tokenizer_counts(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     """Chats are tuned with a template of their own."""
     copy = copied(adapter, tmp_path / "chat")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
@@ -183,9 +177,7 @@ def test_a_tokenizer_beside_the_adapter_counts(
     assert templated["usage"] == plain["usage"]
 
 
-def test_the_generation_config_of_the_base_holds(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_the_bases_generation_config_holds(lade: Any, model_folder: str, tmp_path: Path) -> None:
     asks = {"no_repeat_ngram_size": 2, "suppress_tokens": [expected(model_folder)[0]]}
     base = copied(model_folder, tmp_path / "base", stating("generation_config.json", **asks))
     folder = make(base, tmp_path / "adapter")
@@ -229,9 +221,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_adapters_that_cannot_be_merged(
-    case: str, lade: Any, adapter: Path, tmp_path: Path
-) -> None:
+def test_adapters_that_cannot_merge(case: str, lade: Any, adapter: Path, tmp_path: Path) -> None:
     change, message = REFUSED[case]
     copy = copied(adapter, tmp_path / "copy", change)
     told = lade("generate", copy, "-p", "a").refused(1)
@@ -239,9 +229,7 @@ def test_adapters_that_cannot_be_merged(
     assert message in told
 
 
-def test_what_an_adapter_does_not_go_with(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_what_adapters_exclude(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     asked = ("generate", str(adapter), "-p", "a")
     assert "--quantize 4bit does not go with" in lade(*asked, "--quantize", "4bit").refused()
     told = lade("generate", model_folder, "--adapter", model_folder, "-p", "a").refused(1)
@@ -255,9 +243,7 @@ def test_what_an_adapter_does_not_go_with(
     assert f"cannot be merged into {packed}, which is quantised (bitsandbytes)" in told
 
 
-def test_without_peft_a_line_says_what_to_install(
-    lade: Any, model_folder: str, adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peft_is_missing(lade: Any, model_folder: str, adapter: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(adapters, "version", lambda _: None)
     for asked in ((str(adapter),), (model_folder, "--adapter", str(adapter))):
         told = lade("generate", *asked, "-p", "a").refused(1)

@@ -87,9 +87,7 @@ def test_experts() -> None:
         ("none", {"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8", 1.0),
     ],
 )
-def test_quantised_weights(
-    quantize: str, given: dict[str, Any] | None, weights: str, bytes_each: float
-) -> None:
+def test_quantised_weights(quantize: str, given: Any, weights: str, bytes_each: float) -> None:
     found = spec(llama(quantization_config=given), torch.float16, quantize)
     assert (found.weights, found.compute) == (weights, "float16")
     assert found.parameters == LINEAR + REST

@@ -39,9 +39,7 @@ def demo_with(folder: Path, **changes: Any) -> str:
     return copied(DEMO, folder, stating("config.json", **changes))
 
 
-def test_code_of_the_model_runs_where_it_is_trusted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_the_model_runs_where_it_is_trusted(tmp_path: Path, capsys: Any) -> None:
     name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
     (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
     trusted = load(plan(name, ModelOptions(trust_remote_code=True), ON_CPU))
@@ -80,9 +78,7 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
 
 
 @pytest.mark.parametrize("more", [-1e6, 1e6])
-def test_a_processor_computes_in_float32_where_that_fits(
-    more: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_computes_in_float32_where_that_fits(more: float, monkeypatch: Any) -> None:
     full = plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
     least = memory.MemoryRequest(memory.LEAST_CONTEXT).need(full).total
     use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
@@ -120,9 +116,7 @@ def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
 
 
 @pytest.mark.parametrize(("capability", "weights"), [((8, 0), "bfloat16"), ((8, 9), "fp8")])
-def test_fp8_stays_where_it_can(
-    capability: tuple[int, int], weights: str, fp8: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp8_stays_where_it_can(capability: Any, weights: str, fp8: str, monkeypatch: Any) -> None:
     use_devices(monkeypatch, GPU)
     answers = {"cuda:1": capability}
     monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)

@@ -83,9 +83,7 @@ def test_a_long_context_is_cut_to_what_fits() -> None:
          "take a smaller model"),
     ],
 )  # fmt: skip
-def test_weights_that_do_not_fit_name_the_first_form_that_does(
-    free: float, spec: ModelSpec, kind: str, fix: str
-) -> None:
+def test_the_first_form_that_fits(free: float, spec: ModelSpec, kind: str, fix: str) -> None:
     line = rf"^m needs .*, .* more than the {format_bytes(0.97 * free * GB)} .* on GPU; {fix}"
     with pytest.raises(LoadError, match=line):
         ask(free, spec, kind)
@@ -101,9 +99,7 @@ def test_weights_that_do_not_fit_name_the_first_form_that_does(
         ([], 12, 4096, r"do not fit on this machine: .* the disk, which is slow"),
     ],
 )
-def test_a_model_that_is_spread_over_devices(
-    gpus: list[float], processor: float, context: int | None, words: str | None
-) -> None:
+def test_spread_models(gpus: Any, processor: float, context: int | None, words: str | None) -> None:
     free = [each * GB for each in gpus]
     found, notice = spread("m", LLAMA_7B, free, processor * GB, MemoryRequest(4096, width=64))
     assert found == context if context else found < 4096

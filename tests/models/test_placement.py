@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_where_a_model_takes_its_input() -> None:
 
 
 def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Any,
 ) -> None:
     use_devices(monkeypatch, Device("cpu", "cpu", "CPU"), free=20e6)
     planned = plan("demo", FLOAT32, replace(ON_CPU, device_map="auto"))

@@ -99,9 +99,7 @@ def test_the_plan_knows_the_size_of_packed_weights(loaded: LoadedModel) -> None:
     assert held > loaded.spec.weight_bytes * 0.95
 
 
-def test_shapes_that_its_kernels_refuse_give_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shapes_that_its_kernels_refuse_give_one_line(tmp_path: Path, monkeypatch: Any) -> None:
     sizes = {"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 2}
     folder = saved(tmp_path, "llama", vocab_size=300, **sizes)
 

@@ -85,9 +85,7 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
         ),
     ],
 )  # fmt: skip
-def test_options_that_do_nothing_or_more_than_they_say(
-    given: dict[str, Any], words: tuple[str, ...]
-) -> None:
+def test_options_that_do_nothing_or_more_than_they_say(given: Any, words: tuple[str, ...]) -> None:
     request = DraftOptions(**given, origins={key: f"flag --{key}" for key in given})
     told = request.side_effects(TUNED)
     assert len(told) == bool(words)

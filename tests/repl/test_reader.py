@@ -73,9 +73,7 @@ def test_keys_make_messages(keyboard: PipeInput, make: Make, typed: str, message
 
 
 @pytest.mark.parametrize(("key", "error"), [(CTRL_C, KeyboardInterrupt), (CTRL_D, EOFError)])
-def test_keys_that_end_the_input(
-    keyboard: PipeInput, make: Make, key: str, error: type[BaseException]
-) -> None:
+def test_keys_that_end_the_input(keyboard: PipeInput, make: Make, key: str, error: Any) -> None:
     reader = make()
     keyboard.send_text(key)
     with pytest.raises(error):
@@ -100,9 +98,7 @@ def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> 
     assert reader.read("draft ") == "draft s"
 
 
-def test_a_history_that_vanishes_costs_nothing(
-    keyboard: PipeInput, make: Make, tmp_path: Path
-) -> None:
+def test_a_history_that_vanishes(keyboard: PipeInput, make: Make, tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     reader = make(history=folder / "history")
@@ -111,9 +107,7 @@ def test_a_history_that_vanishes_costs_nothing(
     assert reader.read() == "one"
 
 
-def test_the_history_file_is_private_or_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_history_file_is_private_or_there_is_none(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     path = history_path()
     assert path is not None

@@ -320,9 +320,7 @@ def test_parts_of_characters_have_their_bytes(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "in_parts"), [("import ", False), ("while ", True)])
-def test_a_prediction_makes_an_answer_faster(
-    server: Server, lade: Any, prompt: str, in_parts: bool
-) -> None:
+def test_predictions_make_it_faster(server: Server, lade: Any, prompt: str, in_parts: bool) -> None:
     alone = lade("generate", "--raw", "-p", prompt, "-n", "60", "--json").json()
     known = [{"type": "text", "text": alone["text"]}] if in_parts else alone["text"]
     server.chat(**RANDOM | {"max_tokens": 200})
@@ -395,9 +393,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_request_that_cannot_be_answered(
-    server: Server, change: dict[str, Any], param: str | None, words: str
-) -> None:
+def test_requests_that_are_refused(server: Server, change: Any, param: Any, words: str) -> None:
     body, before = {"messages": QUESTION, "max_tokens": 2} | change, server.outcome("refused")
     status, error = server.refusal("/v1/chat/completions", body)
     assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")

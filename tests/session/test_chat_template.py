@@ -377,9 +377,7 @@ def test_options_of_templates_in_a_chat(lade: Any, thinker: str, tmp_path: Path)
     assert (question["reasoning"], reply["reasoning"], reply["content"]) == (None, "Hm,", "Paris.")
 
 
-def test_a_named_template_does_not_go_on_with_another_model(
-    lade: Any, named: str, thinker: str
-) -> None:
+def test_a_named_template_stays_with_its_model(lade: Any, named: str, thinker: str) -> None:
     lines = [FIRST, f"/model {thinker}", SECOND, "/show chat-template"]
     done = lade("chat", named, "--chat-template", "talk", "-n", "20", typed="\n".join(lines))
     assert (done.code, done.out) == (0, "Paris.\n" * 2), done.err
@@ -673,9 +671,7 @@ def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> No
         (" and so on<|im_end|>", False),
     ],
 )
-def test_one_added_token_right_after_the_words(
-    lade: Any, tmp_path: Path, after: str, ends: bool
-) -> None:
+def test_one_added_token_after_the_words(lade: Any, tmp_path: Path, after: str, ends: bool) -> None:
     template = CHATML.replace("<|im_end|>\n", after)
     folder = Scripted(template, RUNAWAY, IM).write(tmp_path)
     assert (answered(lade, folder)["finish_reason"] == "eos") == ends
@@ -685,9 +681,7 @@ def test_one_added_token_right_after_the_words(
     ("stop", "text", "count"),
     [(".<|im_end|>", "Paris", 3), ("end|>system<|im_st", "Paris.", 5), ("assistant\nPar", "", 1)],
 )
-def test_stop_strings_hold_the_text_of_tokens(
-    lade: Any, runaway: str, stop: str, text: str, count: int
-) -> None:
+def test_stop_strings_of_tokens(lade: Any, runaway: str, stop: str, text: str, count: int) -> None:
     found = answered(lade, runaway, "--ignore-eos", "--stop", stop)
     assert (found["text"], found["finish_reason"]) == (text, "stop")
     assert len(found["token_ids"]) == count

@@ -33,9 +33,7 @@ def after(forwards: int) -> Callable[[StepInputs], bool]:
     return lambda _: not left or left.pop()
 
 
-def test_narrower_steps_are_reported_once_and_change_nothing(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_narrower_steps_are_reported_once_and_change_nothing(lade: Any, monkeypatch: Any) -> None:
     expected = lade(*OPTIONS).out
     tighten(monkeypatch, lambda step: len(step.tokens) > 5)
     found = lade(*OPTIONS)
@@ -45,9 +43,7 @@ def test_narrower_steps_are_reported_once_and_change_nothing(
     assert lade(*OPTIONS, "--quiet").err == ""
 
 
-def test_an_answer_that_memory_cuts_short_is_kept(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_memory_cuts_short_is_kept(lade: Any, monkeypatch: Any) -> None:
     expected = lade(*OPTIONS).out
     tighten(monkeypatch, after(9))
     found = lade(*OPTIONS)
@@ -66,9 +62,7 @@ def test_an_answer_that_memory_cuts_short_is_kept(
     assert re.fullmatch(f"{OUT} smaller model helps\n", told), "--quiet hides no error"
 
 
-def test_the_next_prompt_is_answered(
-    lade: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_next_prompt_is_answered(lade: Any, monkeypatch: Any, tmp_path: Path) -> None:
     for name, text in (("long", "def read(path):\n" * 20), ("short", "def ")):
         (tmp_path / name).write_text(text)
     tighten(monkeypatch, lambda step: int(step.positions.max()) > 60)
@@ -79,9 +73,7 @@ def test_the_next_prompt_is_answered(
     assert len(re.findall(OUT, found.err)) == 1
 
 
-def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
-    talk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_memory_cuts_short_is_kept_in_its_chat(talk: Any, monkeypatch: Any) -> None:
     whole = talk(QUESTIONS[0], options="-n 30").said[1]
     left = [False] * 9
     tighten(monkeypatch, lambda _: not left or left.pop())
@@ -93,9 +85,7 @@ def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
     assert re.match(OUT, chat.told[0])
 
 
-def test_a_question_that_memory_leaves_unanswered_comes_back(
-    talk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_that_memory_leaves_unanswered_comes_back(talk: Any, monkeypatch: Any) -> None:
     tighten(monkeypatch, after(0))
     chat = talk(QUESTIONS[0], "/undo")
     assert f"{QUESTIONS[0]}\n> " in chat.err

@@ -122,9 +122,7 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
-def test_the_leader_leaves_no_process(
-    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaders_leave_nothing(number: int, code: int, tmp_path: Path, monkeypatch: Any) -> None:
     asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ranks = Ranks(*asked, forks=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -96,7 +96,7 @@ def test_followers_are_told_of_what_takes_them() -> None:
     ids=["an answer of the leader's own", "a draft text", "another start"],
 )
 def test_an_answer_that_is_still_open_ends_before_anything_else(
-    meanwhile: Callable[[Session], object],
+    meanwhile: Any,
 ) -> None:
     """Followers would wait in it for ever, or learn otherwise."""
     crew = Crew()
@@ -133,7 +133,7 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.Mo
 
 
 def test_followers_are_told_the_widths_that_their_leader_has(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Any,
 ) -> None:
     crew, session = Crew(), captured(monkeypatch, Again())
     answer(leading(crew), PROMPT, SHARED)

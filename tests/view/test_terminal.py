@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -47,9 +48,7 @@ def printed(stream: io.StringIO, width: int, table: Table = TABLE) -> tuple[str,
         (20, "weight", {"from where", "price"}, "weight: in grams"),
     ],
 )
-def test_a_screen_has_the_columns_that_it_has_room_for(
-    width: int, head: str, gone: set[str], note: str
-) -> None:
+def test_columns_that_fit_are_shown(width: int, head: str, gone: set[str], note: str) -> None:
     shown, missing = printed(Screen(), width)
     lines = shown.splitlines()
     assert missing == gone
@@ -98,7 +97,7 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
 
 
 def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Any,
 ) -> None:
     def drawn(stream: io.StringIO, every: float, quiet: bool = False) -> str:
         monkeypatch.setenv("TERM", "xterm")
