@@ -6,13 +6,12 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,122 +21,30 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import ladecli
 from ladecli.serve.worker import GRACE
-from tests.support import processes
+from tests.support.hub import DEMO, copied, stating
+from tests.support.server import JSON, KEY, QUESTION, Server, http_post
 
-DEMO = str(Path(ladecli.__file__).with_name("demo"))
-HI = {"role": "user", "content": "What is lookahead decoding?"}
-QUESTION = [HI]
+(HI,) = QUESTION
 CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 NONE = {"type": "function", "function": {"name": "none"}}
 UNKNOWN = {"type": "json_schema", "json_schema": {"schema": {"type": "unknown"}}}
-KEY = "a key"
 ORIGIN = "http://localhost:3000"
-JSON = {"Content-Type": "application/json"}
 RANDOM = {"temperature": 50, "top_k": 0, "seed": 1, "ignore_eos": True}
 """Nearly any token may come: no draft is right."""
-LONG = {"prompt": "def ", "max_tokens": 2000} | RANDOM
-"""An answer that takes longer than any test waits for."""
-
-
-class Server(processes.Forked):
-    """`lade serve` at a free port, until the block ends."""
-
-    patience = 30.0
-    """Seconds to wait for an answer."""
-    code = 0
-    """What it ends with."""
-
-    def __init__(self, home: Path, *options: str, model: str = "demo") -> None:
-        ours, theirs = os.pipe()
-        quiet = os.open(os.devnull, os.O_RDWR)
-        env = {name: value for name, value in os.environ.items() if not name.startswith("LADE_")}
-        env |= {"HOME": str(home), "XDG_CONFIG_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-        super().__init__(["serve", model, "--port", "0", *options], [quiet, quiet, theirs], env)
-        for each in (quiet, theirs):
-            os.close(each)
-        self._said = os.fdopen(ours, encoding="utf-8")
-        self.lines: list[str] = []
-        while not (found := re.search(r"http://[\w.]+:(\d+)/v1", "".join(self.lines[-1:]))):
-            self.lines.append(self._said.readline())
-            assert self.lines[-1], self.lines
-        self.port = int(found[1])
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.exitcode is None:
-            os.kill(self.pid, signal.SIGTERM)
-        code = self.wait(10)
-        self.lines += self._said.readlines()
-        self._said.close()
-        assert (code, [line for line in self.lines if "Traceback" in line]) == (self.code, [])
-
-    def client(self, kind: Any = openai.OpenAI, **options: Any) -> Any:
-        options = {"api_key": KEY, "max_retries": 0} | options
-        return kind(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
-
-    def ask(
-        self, path: str, body: object = None, method: str | None = None, **headers: str
-    ) -> tuple[int, Any, http.client.HTTPMessage]:
-        """Status, content and headers of an answer to a body, which may be no JSON."""
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
-        with contextlib.closing(connection):
-            sent = (JSON if data is not None else {}) | headers
-            connection.request(method or ("GET" if body is None else "POST"), path, data, sent)  # type: ignore[arg-type]
-            response = connection.getresponse()
-            text = response.read().decode()
-            is_json = response.headers.get_content_type() == "application/json"
-            content = json.loads(text) if is_json and text else text
-            return response.status, content, response.headers
-
-    def complete(self, prompt: str = "def ", **more: Any) -> Any:
-        """The answer to a text that is continued."""
-        body = {"prompt": prompt, "max_tokens": 30} | more
-        return self.ask("/v1/completions", body)[1]
-
-    def text(self, prompt: str) -> str:
-        """Its text."""
-        text: str = self.complete(prompt)["choices"][0]["text"]
-        return text
-
-    def chat(self, **more: Any) -> Any:
-        """The answer to a question."""
-        asked = {"messages": QUESTION, "max_tokens": 60} | more
-        return self.ask("/v1/chat/completions", asked)[1]
-
-    def refusal(self, path: str, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
-        """Status and error of a request that is not answered."""
-        status, said, _ = self.ask(path, body, **headers)
-        error = said["error"]
-        assert error.keys() == {"message", "type", "param", "code"}
-        assert "\n" not in error["message"]
-        return status, error
-
-    def outcome(self, name: str) -> int:
-        """Requests that ended this way."""
-        found = re.search(
-            rf'lade_requests_total{{outcome="{name}"}} (\d+)', self.ask("/metrics")[1]
-        )
-        return int(found[1]) if found else 0
-
-    def wait_for(self, outcome: str, count: int) -> None:
-        self.wait_until(lambda: self.outcome(outcome) >= count)
-
-    def wait_until(self, holds: Callable[[], bool]) -> None:
-        until = time.monotonic() + 20
-        while not holds():
-            assert time.monotonic() < until, self.ask("/metrics")[1]
-            time.sleep(0.02)
+CONTEXT = 20_000
+SHORT = {"prompt": "def ", "max_tokens": 2}
+LONG = {"prompt": "def ", "max_tokens": 19_000} | RANDOM
+"""An answer that takes longer than any test waits for, however fast or busy the machine is."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("home"), "--queue", "2") as started:
+    """A server of the demo model, which has a longer context here."""
+    home = tmp_path_factory.mktemp("home")
+    longer = stating("config.json", max_position_embeddings=CONTEXT)
+    with Server(home, "--queue", "2", model=copied(DEMO, home / "demo", longer)) as started:
         yield started
 
 
@@ -162,14 +69,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_whole_answer_is_that_of_generate(server: Server, lade: Any) -> None:
     expected = lade("generate", "-p", QUESTION[0]["content"], "-n", "40", "--json").json()
     with server.client() as client:
-        assert [each.id for each in client.models.list()] == ["demo"]
+        assert [model.id for model in client.models.list()] == [server.model]
         answer = client.chat.completions.create(
             model="whatever", messages=QUESTION, max_completion_tokens=40
         )
     choice, usage = answer.choices[0], answer.usage
     assert (choice.message.content, choice.message.role) == (expected["text"], "assistant")
     assert choice.finish_reason == expected["finish_reason"] == "length"
-    assert answer.model == "demo"
+    assert answer.model == server.model
     assert usage.prompt_tokens == expected["usage"]["prompt_tokens"]
     assert usage.completion_tokens == len(expected["token_ids"])
     assert answer.lade["tokens_per_step"] == usage.completion_tokens / answer.lade["steps"]
@@ -221,44 +128,34 @@ def test_several_at_once_get_each_their_own(server: Server) -> None:
         assert [*pool.map(server.text, prompts)] == alone
 
 
-def occupy(server: Server) -> socket.socket:
-    """A connection that has asked for a long answer."""
-    waiting = socket.create_connection(("127.0.0.1", server.port))
-    waiting.sendall(http_post("/v1/completions", json.dumps(LONG).encode()))
-    return waiting
-
-
 def test_a_client_that_leaves_ends_its_answer(server: Server) -> None:
     before = server.outcome("interrupted")
     with server.client() as client:
-        with client.completions.create(
-            model="demo", prompt="def ", max_tokens=2000, stream=True,
-            extra_body={"ignore_eos": True},
-        ) as stream:  # fmt: skip
+        endless: dict[str, Any] = {"max_tokens": 19_000, "extra_body": {"ignore_eos": True}}
+        with client.completions.create(model="x", prompt="def ", stream=True, **endless) as stream:
             next(iter(stream))
         server.wait_for("interrupted", before + 1)
-    whole = occupy(server)
-    time.sleep(0.2)
-    whole.close()
+    with server.send("/v1/completions", LONG):
+        server.wait_for_queue(1)
+        time.sleep(0.2)
     server.wait_for("interrupted", before + 2)
-    assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
+    assert server.ask("/v1/completions", SHORT)[0] == 200
 
 
 def test_a_full_queue_says_when_to_come_again(server: Server) -> None:
     before, refusals = server.outcome("interrupted"), server.outcome("refused")
-    taken = [occupy(server) for _ in range(3)]  # one is answered, two wait
-    server.wait_until(lambda: "lade_queue 3.0" in server.ask("/metrics")[1])
+    taken = [server.send("/v1/completions", LONG) for _ in range(3)]  # one is answered, two wait
+    server.wait_for_queue(3)
     with server.client() as client, pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(model="demo", prompt="def ")
     assert int(refused.value.response.headers["retry-after"]) >= 1
     assert server.outcome("refused") == refusals + 1
-    taken.pop().close()  # who waits and leaves makes room
-    server.wait_until(lambda: "lade_queue 2.0" in server.ask("/metrics")[1])
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.ask, "/v1/completions", {"prompt": "def ", "max_tokens": 2})
-        for each in taken:
-            each.close()
-        assert asked.result(10)[0] == 200
+    taken.pop().close()  # a client that waits and leaves makes room
+    server.wait_for_queue(2)
+    with server.send("/v1/completions", SHORT) as waiting:
+        for connection in taken:
+            connection.close()
+        assert waiting.recv(64).startswith(b"HTTP/1.1 200")
     server.wait_for("interrupted", before + 1)
 
 
@@ -413,17 +310,17 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
             client.completions.create(model="demo", prompt="def ", max_tokens=-2)
         assert (wrong.value.param, wrong.value.type) == ("max_tokens", "invalid_request_error")
         with pytest.raises(openai.BadRequestError) as long:
-            client.completions.create(model="demo", prompt="a " * 5000, stream=True)
+            client.completions.create(model="demo", prompt="a " * 20_000, stream=True)
         assert long.value.code == "context_length_exceeded"
         # Programs that see the message alone look for these words.
-        assert "This model's maximum context length is 2048 tokens" in long.value.message
+        assert "This model's maximum context length is 20000 tokens" in long.value.message
         began = time.monotonic()
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             client.completions.create(model="demo", prompt="so much to say " * 270_000)
         assert time.monotonic() - began < 2, "all of it was tokenised"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
-        assert client.models.retrieve("demo").id == "demo"
+        assert client.models.retrieve(server.model).id == server.model
 
 
 def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> None:
@@ -456,7 +353,7 @@ def test_a_key_is_asked_for(guarded: Server) -> None:
     with guarded.client(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
     with guarded.client() as client:
-        assert client.models.list()
+        assert [model.id for model in client.models.list()] == ["demo"]
 
 
 NOT_JSON = (
@@ -484,16 +381,9 @@ def test_pages_of_other_origins_ask_only_where_allowed(server: Server, guarded: 
     for host in ("LocalHost:1", "[::1]:80", "127.0.0.1"):
         assert server.ask("/v1/models", None, Host=host)[0] == 200
     # A probe of HTTP/1.0, such as HAProxy's, names none.
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as probe:
+    with server.connect() as probe:
         probe.sendall(b"GET /health HTTP/1.0\r\n\r\n")
         assert probe.recv(64).startswith(b"HTTP/1.1 200")
-
-
-def http_post(path: str, body: bytes, length: int | None = None) -> bytes:
-    """A request as it goes over the wire."""
-    size = len(body) if length is None else length
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
 BODIES: list[tuple[bytes, int, str]] = [
@@ -517,7 +407,7 @@ def test_a_body_that_is_refused(server: Server, body: bytes, status: int, words:
 
 
 def test_a_large_body_in_pieces_is_not_read_to_its_end(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with server.connect() as client:
         head = http_post("/v1/completions", b"").replace(
             b"Content-Length: 0", b"Transfer-Encoding: chunked"
         )
@@ -531,35 +421,32 @@ def test_a_large_body_in_pieces_is_not_read_to_its_end(server: Server) -> None:
 def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
     with contextlib.ExitStack() as stack:
         for sent in (b"", b"POST ", http_post("/v1/completions", b'{"pro', 1000)) * 30:
-            client = socket.create_connection(("127.0.0.1", server.port))
+            client = server.connect()
             stack.callback(client.close)
             client.sendall(sent)
-        broken = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        broken = stack.enter_context(server.connect())
         broken.sendall(b"nonsense\r\n\r\n")
         assert broken.recv(64).startswith(b"HTTP/1.1 400")
-        assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
+        assert server.ask("/v1/completions", SHORT)[0] == 200
 
 
 def test_large_bodies_that_do_not_end_leave_room_for_small_ones(server: Server) -> None:
     halves = http_post("/v1/completions", b" " * (4 << 20), 5 << 20)
     with contextlib.ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
-            for _ in range(10)
-        ]
+        clients = [stack.enter_context(server.connect()) for _ in range(10)]
         for client in clients:
             with contextlib.suppress(OSError):
                 client.sendall(halves)
         refused, _, _ = select.select(clients, [], [], 10)
         assert refused[0].recv(64).startswith(b"HTTP/1.1 503")
-        assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
+        assert server.ask("/v1/completions", SHORT)[0] == 200
 
 
 def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
     body = json.dumps({"prompt": "def ", "max_tokens": 2, "stream": True}).encode()
     whole = body.replace(b"true", b"null")
     for sent, last in ((body, b"[DONE]"), (whole, b'"usage"')):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        with server.connect() as client:
             client.sendall(http_post("/v1/completions", sent))
             client.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: client.recv(65536), b""))
@@ -619,7 +506,7 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     with Server(tmp_path, *options) as server, contextlib.ExitStack() as stack:
         clients = []
         for sent in (b"", b"POST ", body, body.replace(b"json", b"text"), answered) * 5:
-            client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            client = server.connect()
             stack.callback(client.close)
             client.sendall(sent)
             clients.append(client)
@@ -641,7 +528,7 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
         assert server.chat(max_tokens=2, **strange)["choices"]
         counting = json.dumps({"messages": QUESTION, "chat_template_kwargs": {"count": True}})
         client.close()
-        client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        client = server.connect()
         stack.callback(client.close)
         client.sendall(http_post("/v1/chat/completions", counting.encode()))
         server.wait_until(lambda: "lade_queue 1.0" in server.ask("/metrics")[1])
