@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import select
@@ -23,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ladecli.serve.worker import GRACE
 from tests.support.hub import DEMO, copied, stating
-from tests.support.server import JSON, KEY, QUESTION, Server, http_post
+from tests.support.server import KEY, QUESTION, Server, http_post
 
 (HI,) = QUESTION
 CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
@@ -106,18 +105,16 @@ def test_a_stream_has_the_same_text_and_ends_with_figures(server: Server, usage:
 def test_a_text_is_continued_with_the_seed_that_was_asked_for(server: Server, lade: Any) -> None:
     options = {"temperature": 0.9, "top_p": 0.95, "seed": -7}
     more: dict[str, Any] = {"top_k": 30, "min_p": 0.01, "repetition_penalty": 1.1}
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in (options | more).items()]
-    expected = lade("generate", "--raw", "-p", "def ", "-n", "30", "--json", *given).json()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (options | more).items()]
+    expected = lade("generate", "--raw", "-p", "def ", "-n", "30", "--json", *flags).json()
     with server.client() as client:
-        answers = [
-            client.completions.create(
-                model="demo", prompt="def ", max_tokens=30, **options, extra_body=more
-            )
-            for _ in range(2)
-        ]
-        free = client.completions.create(model="demo", prompt="def ", temperature=1, max_tokens=3)
-    assert [answer.choices[0].text for answer in answers] == [expected["text"]] * 2
-    assert answers[0].lade["seed"] == -7
+        asked = {"model": "demo", "prompt": "def ", "max_tokens": 30}
+        first, again = (
+            client.completions.create(**asked, **options, extra_body=more) for _ in range(2)
+        )
+        free = client.completions.create(**asked, temperature=1)
+    assert first.choices[0].text == again.choices[0].text == expected["text"]
+    assert first.lade["seed"] == -7
     assert free.lade["seed"] is not None
 
 
@@ -161,8 +158,7 @@ def test_a_full_queue_says_when_to_come_again(server: Server) -> None:
 
 def test_the_next_turn_reads_only_what_is_new(server: Server) -> None:
     first = server.chat()
-    said = first["choices"][0]["message"]
-    again = [*QUESTION, {"role": said["role"], "content": said["content"]}]
+    again = [*QUESTION, first["choices"][0]["message"]]
     second = server.chat(messages=[*again, {"role": "user", "content": "And the pool?"}])
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > len(first["usage"])
     other = server.chat(messages=[{"role": "user", "content": "Hello"}])
@@ -175,30 +171,27 @@ def test_the_next_turn_reads_only_what_is_new(server: Server) -> None:
 
 def test_log_probabilities_are_the_models_own(server: Server) -> None:
     text = server.text("def ")
-    found = server.complete(logprobs=3, prediction={"type": "content", "content": text})
-    assert found["lade"]["steps"] < 20, "steps of several tokens are what is tested"
-    told = found["choices"][0]["logprobs"]
-    assert "".join(told["tokens"]) == found["choices"][0]["text"] == text
+    answer = server.complete(logprobs=3, prediction={"type": "content", "content": text})
+    assert answer["lade"]["steps"] < 20, "steps of several tokens are what is tested"
+    logprobs = answer["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == answer["choices"][0]["text"] == text
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     ids = tokenizer("def ")["input_ids"]
     start, ids = len(ids), ids + tokenizer(text, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
-        logits = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)(
-            torch.tensor([ids])
-        ).logits[0]
-    rows = logits.log_softmax(-1)[start - 1 : -1]
+        rows = model(torch.tensor([ids])).logits[0].log_softmax(-1)[start - 1 : -1]
     expected = rows.gather(1, torch.tensor(ids[start:])[:, None])[:, 0]
-    assert told["token_logprobs"] == pytest.approx(expected.tolist(), abs=1e-3)
-    best = rows.topk(3).values.tolist()
-    for named, values in zip(told["top_logprobs"], best, strict=True):
-        assert sorted(named.values(), reverse=True) == pytest.approx(values, abs=1e-3)
+    assert logprobs["token_logprobs"] == pytest.approx(expected.tolist(), abs=1e-3)
+    for best, values in zip(logprobs["top_logprobs"], rows.topk(3).values.tolist(), strict=True):
+        assert sorted(best.values(), reverse=True) == pytest.approx(values, abs=1e-3)
 
 
 def test_log_probabilities_of_a_chat(server: Server) -> None:
     for more in ({}, {"repetition_penalty": 1.3}):
-        found = server.chat(logprobs=True, top_logprobs=2, **more)["choices"][0]
-        tokens = found["logprobs"]["content"]
-        assert "".join(token["token"] for token in tokens) == found["message"]["content"]
+        choice = server.chat(logprobs=True, top_logprobs=2, **more)["choices"][0]
+        tokens = choice["logprobs"]["content"]
+        assert "".join(token["token"] for token in tokens) == choice["message"]["content"]
         assert bytes(tokens[0]["bytes"]).decode() == tokens[0]["token"]
         assert {len(token["top_logprobs"]) for token in tokens} == {2}
         likely = [token["logprob"] == token["top_logprobs"][0]["logprob"] for token in tokens]
@@ -208,12 +201,12 @@ def test_log_probabilities_of_a_chat(server: Server) -> None:
 def test_parts_of_characters_have_their_bytes(server: Server) -> None:
     answer = server.chat(logprobs=True, top_logprobs=1, **RANDOM | {"max_tokens": 200})
     tokens = answer["choices"][0]["logprobs"]["content"]
-    parts = [each for each in tokens if "bytes:" in each["token"]]
+    parts = [token for token in tokens if "bytes:" in token["token"]]
     assert parts
-    for each in parts:
-        assert each["token"] == "bytes:" + "".join(f"\\x{byte:02x}" for byte in each["bytes"])
+    for part in parts:
+        assert part["token"] == "bytes:" + "".join(f"\\x{byte:02x}" for byte in part["bytes"])
         with pytest.raises(UnicodeDecodeError):
-            bytes(each["bytes"]).decode()
+            bytes(part["bytes"]).decode()
 
 
 @pytest.mark.parametrize(("prompt", "in_parts"), [("import ", False), ("while ", True)])
@@ -222,34 +215,32 @@ def test_predictions_make_it_faster(server: Server, lade: Any, prompt: str, in_p
     known = [{"type": "text", "text": alone["text"]}] if in_parts else alone["text"]
     server.chat(**RANDOM | {"max_tokens": 200})
     prediction = {"type": "content", "content": known}
-    found = server.complete(prompt, max_tokens=60, prediction=prediction)
-    assert found["choices"][0]["text"] == alone["text"]
-    assert found["lade"]["steps"] < alone["decode"]["steps"] / 2
+    answer = server.complete(prompt, max_tokens=60, prediction=prediction)
+    assert answer["choices"][0]["text"] == alone["text"]
+    assert answer["lade"]["steps"] < alone["decode"]["steps"] / 2
 
 
 def test_a_stop_string_ends_an_answer(server: Server) -> None:
     whole = server.chat()["choices"][0]["message"]["content"]
     word = whole.split()[3]
     for stop in (word, [word, "nowhere in it"]):
-        found = server.chat(stop=stop)["choices"][0]
-        assert found["message"]["content"] == whole[: whole.index(word)]
-        assert found["finish_reason"] == "stop"
+        choice = server.chat(stop=stop)["choices"][0]
+        assert choice["message"]["content"] == whole[: whole.index(word)]
+        assert choice["finish_reason"] == "stop"
 
 
 def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
     with guarded.client() as client:
-        usual = client.chat.completions.create(model="demo", messages=QUESTION)
-        thinking: dict[str, Any] = {
-            "model": "demo", "extra_body": {"chat_template_kwargs": {"thinks": True}}
-        }  # fmt: skip
+        create, variables = client.chat.completions.create, {"chat_template_kwargs": {"thinks": 1}}
+        usual = create(model="demo", messages=QUESTION)
+        thinking: dict[str, Any] = {"model": "demo", "extra_body": variables}
         asked = [{"role": "developer", "content": "Be kind."}, *QUESTION]
-        thinks = client.chat.completions.create(messages=asked, **thinking)
-        with client.chat.completions.create(messages=QUESTION, stream=True, **thinking) as stream:
+        thinks = create(messages=asked, **thinking).choices[0].message
+        with create(messages=QUESTION, stream=True, **thinking) as stream:
             deltas = [chunk.choices[0].delta for chunk in stream]
     assert usual.usage.completion_tokens == 9
     assert usual.choices[0].message.content
-    said = thinks.choices[0].message
-    assert (said.content, bool(said.reasoning_content)) == ("", True)
+    assert (thinks.content, bool(thinks.reasoning_content)) == ("", True)
     assert "".join(delta.content or "" for delta in deltas) == ""
     assert any(hasattr(delta, "reasoning_content") for delta in deltas)
 
@@ -324,12 +315,11 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
 
 
 def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> None:
-    def prompt_tokens(*said: dict[str, str], **variables: str) -> int:
-        body = {"messages": [*said, HI], "chat_template_kwargs": variables}
+    def prompt_tokens(*messages: dict[str, str], **variables: str) -> Any:
+        body = {"messages": [*messages, HI], "chat_template_kwargs": variables}
         status, answer, _ = guarded.ask("/v1/chat/completions", body, Authorization=f"Bearer {KEY}")
         assert status == 200, answer
-        found: int = answer["usage"]["prompt_tokens"]
-        return found
+        return answer["usage"]["prompt_tokens"]
 
     usual, brief = prompt_tokens(), {"content": "Be brief."}
     # A system message of the client's is the only one.
@@ -398,10 +388,10 @@ BODIES: list[tuple[bytes, int, str]] = [
 """Bodies that mean harm or ask for several texts, the status and a word of the answer."""
 
 
-@pytest.mark.parametrize(("body", "status", "words"), BODIES, ids=lambda each: str(each)[:12])
-def test_a_body_that_is_refused(server: Server, body: bytes, status: int, words: str) -> None:
-    found, error = server.refusal("/v1/completions", body)
-    assert (found, len(error["message"]) < 200) == (status, True)
+@pytest.mark.parametrize(("body", "code", "words"), BODIES, ids=lambda value: str(value)[:12])
+def test_a_body_that_is_refused(server: Server, body: bytes, code: int, words: str) -> None:
+    status, error = server.refusal("/v1/completions", body)
+    assert (status, len(error["message"]) < 200) == (code, True)
     assert words in error["message"]
     assert error["param"] == ("prompt" if words == "one text" else None)
 
@@ -421,9 +411,7 @@ def test_a_large_body_in_pieces_is_not_read_to_its_end(server: Server) -> None:
 def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
     with contextlib.ExitStack() as stack:
         for sent in (b"", b"POST ", http_post("/v1/completions", b'{"pro', 1000)) * 30:
-            client = server.connect()
-            stack.callback(client.close)
-            client.sendall(sent)
+            stack.enter_context(server.connect()).sendall(sent)
         broken = stack.enter_context(server.connect())
         broken.sendall(b"nonsense\r\n\r\n")
         assert broken.recv(64).startswith(b"HTTP/1.1 400")
@@ -455,10 +443,10 @@ def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
 
 
 def test_other_paths_and_methods(server: Server) -> None:
-    status, said = server.refusal("/v1/embeddings", {})
-    assert (status, said["message"].split(";")[0]) == (404, "there is no POST /v1/embeddings")
-    status, said, _ = server.ask("/v1/completions", None, "PUT")
-    assert (status, said["error"]["type"]) == (405, "invalid_request_error")
+    status, error = server.refusal("/v1/embeddings", {})
+    assert (status, error["message"].split(";")[0]) == (404, "there is no POST /v1/embeddings")
+    status, content, _ = server.ask("/v1/completions", None, "PUT")
+    assert (status, content["error"]["type"]) == (405, "invalid_request_error")
     assert server.ask("/docs")[0] == 404
 
 
@@ -466,23 +454,16 @@ def test_other_paths_and_methods(server: Server) -> None:
 
 
 def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path) -> None:
-    steps = []
+    steps, known = [], {"prompt": "import ", "max_tokens": 60}
+    endless: dict[str, Any] = {"prompt": "def ", "stream": True, "temperature": 1.0}
+    endless["extra_body"] = {"ignore_eos": True}
     for number in (signal.SIGINT, signal.SIGHUP):  # other tests end theirs by SIGTERM
         pool = ("--pool-file", str(tmp_path / "pool"))
         with Server(tmp_path, "--host", "0.0.0.0", *pool) as server, server.client() as client:
-            known = {"prompt": "import ", "max_tokens": 60}
-            steps.append(
-                server.ask("/v1/completions", known, Host="any.example")[1]["lade"]["steps"]
-            )
+            answer = server.ask("/v1/completions", known, Host="any.example")[1]
+            steps.append(answer["lade"]["steps"])
             # A draw of its own: what the first server wrote is known, and soon written once more.
-            with client.completions.create(
-                model="demo",
-                prompt="def ",
-                stream=True,
-                temperature=1.0,
-                seed=number,
-                extra_body={"ignore_eos": True},
-            ) as stream:
+            with client.completions.create(model="demo", seed=number, **endless) as stream:
                 chunks = iter(stream)
                 next(chunks)
                 began = time.monotonic()
@@ -506,10 +487,8 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     with Server(tmp_path, *options) as server, contextlib.ExitStack() as stack:
         clients = []
         for sent in (b"", b"POST ", body, body.replace(b"json", b"text"), answered) * 5:
-            client = server.connect()
-            stack.callback(client.close)
-            client.sendall(sent)
-            clients.append(client)
+            clients.append(stack.enter_context(server.connect()))
+            clients[-1].sendall(sent)
         began, answers = time.monotonic(), []
         for _ in range(7):  # they go on, and do not finish
             time.sleep(0.1)
@@ -524,14 +503,10 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
         assert time.monotonic() - began < 4
         assert {*answers} == {b"", b"408", b"415", b"200"}
 
-        strange = {"chat_template_kwargs": {"strange": 1}}
-        assert server.chat(max_tokens=2, **strange)["choices"]
-        counting = json.dumps({"messages": QUESTION, "chat_template_kwargs": {"count": True}})
-        client.close()
-        client = server.connect()
-        stack.callback(client.close)
-        client.sendall(http_post("/v1/chat/completions", counting.encode()))
-        server.wait_until(lambda: "lade_queue 1.0" in server.ask("/metrics")[1])
+        assert server.chat(max_tokens=2, chat_template_kwargs={"strange": 1})["choices"]
+        counting = {"messages": QUESTION, "chat_template_kwargs": {"count": True}}
+        client = stack.enter_context(server.send("/v1/chat/completions", counting))
+        server.wait_for_queue(1)
         began = time.monotonic()
         os.kill(server.pid, signal.SIGINT)
         assert client.recv(64).startswith(b"HTTP/1.1 503")
@@ -541,14 +516,9 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
-    with (
-        Server(tmp_path) as server,
-        contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", server.port, timeout=server.patience)
-        ) as connection,
-    ):
-        connection.request("POST", "/v1/completions", json.dumps(LONG | {"stream": True}), JSON)
-        connection.getresponse().read(200)
+    endless = LONG | {"max_tokens": 2000, "stream": True}
+    with Server(tmp_path) as server, server.send("/v1/completions", endless) as connection:
+        assert connection.recv(64).startswith(b"HTTP/1.1 200")
         os.kill(server.pid, signal.SIGINT)
         time.sleep(0.1)
         os.kill(server.pid, signal.SIGINT)
