@@ -40,12 +40,10 @@ def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
 
 
 def test_equal_answers(lade: Lade) -> None:
-    found = lade(*QUICK)
-    assert found.code == 0
-    assert "lookahead" in found.out.splitlines()[0]
-    assert found.out.splitlines()[-1] == "equal: all 48 tokens of 2 answers"
-    assert "\x1b" not in found.out
-    assert not found.err
+    done = lade(*QUICK)
+    assert (done.code, done.err, "\x1b" in done.out) == (0, "", False)
+    first, *_, last = done.out.splitlines()
+    assert ("lookahead" in first, last) == (True, "equal: all 48 tokens of 2 answers")
 
 
 @pytest.mark.parametrize("strategy", ["jacobi", "prompt-lookup", "lookahead"])
@@ -64,17 +62,15 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
     assert read["passed"] is False
     faults = [a["divergence"] for a in read["answers"] if a["divergence"] is not None]
     assert len(faults) == read["divergences"] >= read["unexplained"] > 0
-    fault = next(each for each in faults if not each["explained"])
-    assert set(fault) == {
-        *("row", "turn", "position", "plain", "other", "width"),
-        *("gap", "distance", "noise", "allowed", "explained"),
-    }
+    fault = next(fault for fault in faults if not fault["explained"])
+    names = "row turn position plain other width gap distance noise allowed explained"
+    assert set(fault) == {*names.split()}
     assert fault["width"] > 4
     assert fault["plain"]["id"] != fault["other"]["id"]
     # Two logits are moved against each other by twice as much at most.
     assert 0 < fault["allowed"] < fault["distance"] <= 4.0 + 1e-3
     # The position is that of the first difference.
-    answer = next(each for each in read["answers"] if each["divergence"] == fault)
+    answer = next(answer for answer in read["answers"] if answer["divergence"] == fault)
     assert answer["tokens"] == fault["position"]
 
 
@@ -114,15 +110,13 @@ def test_json_has_its_keys(lade: Lade, rows_file: Any) -> None:
     options = ("--raw", "--sources", "context,recycled", "--budget", "16")
     read = lade(*QUICK, *options, "--prompts", prompts, "--json").json()
     assert read["schema"] == "lade-verify/1"
-    assert set(read) == {
-        *("schema", "created", "seconds", "interrupted", "command", "machine", "model", "prompts"),
-        *("max_new_tokens", "template", "passed", "verdict", "settings", "sampling", "rows"),
-        *("tokens", "answers", "skipped", "divergences", "unexplained"),
-    }
+    names = "schema created seconds interrupted command machine model prompts max_new_tokens"
+    names += " template passed verdict settings sampling rows tokens answers skipped divergences"
+    assert set(read) == {*names.split(), "unexplained"}
     assert read["settings"] == {
-        "strategy": "lookahead", "budget": 16, "sources": "context+recycled",
-        "weights": "float32", "compute": "float32", "attention": "sdpa",
-    }  # fmt: skip
+        **{"strategy": "lookahead", "budget": 16, "sources": "context+recycled"},
+        **{"weights": "float32", "compute": "float32", "attention": "sdpa"},
+    }
     assert read["model"]["name"] == "demo"
     assert read["machine"]["versions"]["torch"]
     assert (read["prompts"], read["template"]) == ("rows.jsonl", False)
@@ -135,8 +129,8 @@ def test_prompts_that_are_too_long_are_skipped(lade: Lade, rows_file: Any) -> No
     prompts = rows_file(*talks(("word " * 500,), ("a word",), ("a", "word " * 500)))
     options = ("-q", "--raw", "-n", "4", "--max-context", "100", "--prompts", prompts)
     read = lade("verify", *options, "--json").json()
-    assert [each["row"] for each in read["skipped"]] == ["row-1", "row-3"]
-    assert [each["row"] for each in read["answers"]] == ["row-2", "row-3"]
+    assert [row["row"] for row in read["skipped"]] == ["row-1", "row-3"]
+    assert [answer["row"] for answer in read["answers"]] == ["row-2", "row-3"]
     assert "skipped row-1: " in lade("verify", *options).out
 
 

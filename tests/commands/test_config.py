@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,15 +37,14 @@ OTHER: dict[str, Any] = {
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The request that a command line comes to; nothing is loaded."""
-    found: list[Any] = []
+    requests: list[Any] = []
     for name in ("chat", "commands.generate", "commands.doctor", "commands.tune", "serve.command"):
-        module = types.ModuleType(name)
-        module.run = lambda request, *_: found.append(request) or 0
+        module = SimpleNamespace(run=lambda request, *_: requests.append(request) or 0)
         monkeypatch.setitem(sys.modules, f"ladecli.{name}", module)
 
     def call(*arguments: str) -> Any:
         assert entry(list(arguments)) == 0
-        return found.pop()
+        return requests.pop()
 
     return call
 
@@ -99,11 +98,8 @@ def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     chat = requested("chat", "-W", "8", "--no-markdown", "some/model")
     assert (chat.window, chat.ngram, chat.seed) == (8, 3, 7)
     assert chat.origins == {
-        "model": "argument",
-        "window": "flag --window",
-        "ngram": "config file",
-        "seed": "LADE_SEED",
-        "markdown": "flag --no-markdown",
+        **{"model": "argument", "window": "flag --window", "ngram": "config file"},
+        **{"seed": "LADE_SEED", "markdown": "flag --no-markdown"},
         "quiet": "config file",  # it says what the default says, but it says it
     }
     generate = requested("generate", "--raw", "--seed", "9")
@@ -141,10 +137,7 @@ def test_what_is_empty_and_what_editors_write(requested: Any, monkeypatch: Any) 
 )
 def test_mistakes_in_the_file(text: str | None, message: str, refused: Any) -> None:
     path = config_path()
-    if text is None:
-        path.mkdir(parents=True)
-    else:
-        write(text)
+    path.mkdir(parents=True) if text is None else write(text)
     assert refused("generate").startswith(f"the config file {path}{message}")
 
 
@@ -152,9 +145,9 @@ def test_variables_that_do_nothing_are_named(lade: Any, monkeypatch: pytest.Monk
     hints = {"SOURCE": "did you mean LADE_SOURCES?", "ZZZZ": "it sets no option"}
     for name in hints:
         monkeypatch.setenv(f"LADE_{name}", "x")
-    told = lade("profiles").err
+    notices = lade("profiles").err
     for name, hint in hints.items():
-        assert f"lade: LADE_{name} is set and does nothing: {hint}\n" in told
+        assert f"lade: LADE_{name} is set and does nothing: {hint}\n" in notices
 
 
 def test_wrong_variables(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,17 +222,11 @@ def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatc
     shown = lade("config")
     assert (shown.code, shown.out.splitlines()[0]) == (0, str(config_path()))
     rows = {name: " ".join(rest) for name, *rest in map(str.split, shown.out.splitlines()[4:])}
-    assert {row for row in rows if "." not in row} == {each.name for each, _ in lasting().values()}
-    assert (
-        rows.items()
-        >= {
-            "seed": "3 config file",
-            "stop": "'a b' config file",
-            "temperature": "- default",
-            "quiet": "true LADE_QUIET",
-            "strategy": "lookahead default",
-        }.items()
-    )
+    names = {option.name for option, _ in lasting().values()}
+    assert {row for row in rows if "." not in row} == names
+    expected = {"seed": "3 config file", "stop": "'a b' config file", "temperature": "- default"}
+    expected |= {"quiet": "true LADE_QUIET", "strategy": "lookahead default"}
+    assert rows | expected == rows
     assert "\x1b" not in shown.out
     monkeypatch.setenv("LADE_SEED", "x")
     assert lade("config").refused() == "LADE_SEED must be a whole number, not 'x'\n"

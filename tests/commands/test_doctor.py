@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,10 +44,10 @@ def checked(lade: Any) -> Callable[..., dict[str, list[dict[str, Any]]]]:
         levels = [check["level"] for check in report["checks"]]
         assert done.err == ""
         assert done.code == int("problem" in levels) == int(not report["ok"])
-        found: dict[str, list[dict[str, Any]]] = {}
+        by_name: dict[str, list[dict[str, Any]]] = {}
         for check in report["checks"]:
-            found.setdefault(check["name"], []).append(check)
-        return found
+            by_name.setdefault(check["name"], []).append(check)
+        return by_name
 
     return call
 
@@ -101,28 +102,18 @@ def test_what_commands_refuse_of_what_holds_without_flags(checked: Any, monkeypa
 
 @pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    ("hidden", "level", "words"),
-    [(None, "warning", "torch (for CPUs) cannot"), ("", "note", "CUDA_VISIBLE_DEVICES hides it")],
-)
-def test_a_gpu_that_torch_does_not_use(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    checked: Any,
-    hidden: str | None,
-    level: str,
-    words: str,
-) -> None:
+def test_a_gpu_that_torch_does_not_use(monkeypatch: Any, tmp_path: Path, checked: Any) -> None:
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho GPU 0: NVIDIA H100\n")
     tool.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    if hidden is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    (finding,) = checked()["GPU"]
-    assert (finding["level"], words in finding["value"]) == (level, True)
-    assert finding["fix"]
+    (unused,) = checked()["GPU"]
+    assert (unused["level"], "torch (for CPUs) cannot" in unused["value"]) == ("warning", True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (hidden,) = checked()["GPU"]
+    assert (hidden["level"], "CUDA_VISIBLE_DEVICES hides" in hidden["value"]) == ("note", True)
+    assert all([unused["fix"], hidden["fix"]])
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert "GPU" not in checked()
 
@@ -136,15 +127,12 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
         return installed[name]
 
     needs = ["torch<2.16,>=2.11", "typer>=0.29", "transformers<5.30,>=5.17", "numpy>=1.26"]
-    needs.append("pytest; extra == 'test'")
-    monkeypatch.setattr(metadata, "requires", lambda _: needs)
+    monkeypatch.setattr(metadata, "requires", lambda _: [*needs, "pytest; extra == 'test'"])
     monkeypatch.setattr(metadata, "version", version)
     use_devices(monkeypatch, H100, CPU)
     found = checked()
-    assert {problem["name"]: problem["fix"] for problem in problems(found)} == {
-        "torch": "pip install 'torch<2.16,>=2.11'",
-        "typer": "pip install 'typer>=0.29'",
-    }
+    fixes = {problem["name"]: problem["fix"] for problem in problems(found)}
+    assert fixes == {name: f"pip install '{needs[n]}'" for n, name in enumerate(("torch", "typer"))}
     newer = found["transformers"][-1]
     assert (newer["level"], newer["fix"]) == ("warning", "pip install 'transformers<5.30,>=5.17'")
     assert "5.30.0.dev0 is newer than what was tried" in newer["value"]
@@ -212,34 +200,29 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
 
 
 @pytest.mark.parametrize(
-    ("config", "level", "told"),
+    ("key", "size", "level", "words"),
     [
-        ({"intermediate_size": 64}, "problem", "do not fit its config.json"),
-        ({"num_hidden_layers": 9}, "problem", "are missing or of another shape"),
-        ({"num_hidden_layers": 1}, "warning", "layers that config.json does not have are left out"),
+        ("intermediate_size", 64, "problem", "do not fit its config.json"),
+        ("num_hidden_layers", 9, "problem", "are missing or of another shape"),
+        ("num_hidden_layers", 1, "warning", "layers that config.json does not have are left out"),
     ],
 )
-def test_weights_that_do_not_fit(
-    checked: Any, tmp_path: Path, config: dict[str, int], level: str, told: str
-) -> None:
-    found = checked(copied(DEMO, tmp_path / "model", stating("config.json", **config)))
-    told_of = [*found.get("model", []), *found.get("weights", [])]
-    (said,) = [each for each in told_of if told in each["value"]]
-    assert said["level"] == level
+def test_misfits(checked: Any, tmp_path: Path, key: str, size: int, level: str, words: str) -> None:
+    found = checked(copied(DEMO, tmp_path / "model", stating("config.json", **{key: size})))
+    checks = [*found.get("model", []), *found.get("weights", [])]
+    assert [check["level"] for check in checks if words in check["value"]] == [level]
 
 
 def test_a_template_that_fails_on_a_plain_message(checked: Any, tmp_path: Path) -> None:
     broken = tmp_path / "template"
     broken.write_text("{{ raise_exception('no ' + messages[0].content) }}")
-    (said,) = checked("demo", "--chat-template", str(broken))["chat template"]
-    assert (said["level"], "refuses this: no hi" in said["value"]) == ("warning", True)
+    (check,) = checked("demo", "--chat-template", str(broken))["chat template"]
+    assert (check["level"], "refuses this: no hi" in check["value"]) == ("warning", True)
 
 
 def test_a_check_that_fails_does_not_end_the_report(monkeypatch: Any, lade: Any) -> None:
-    def failing() -> None:
-        raise RuntimeError("the driver is on holiday\nand so on")
-
-    monkeypatch.setattr(device, "present", failing)
+    error = RuntimeError("the driver is on holiday\nand so on")
+    monkeypatch.setattr(device, "present", Mock(side_effect=error))
     done = lade("doctor", "demo")
     assert done.code == 0
     assert "could not be looked at: RuntimeError: the driver is on holiday\n" in done.out
@@ -250,13 +233,9 @@ def test_a_check_that_fails_does_not_end_the_report(monkeypatch: Any, lade: Any)
 def test_a_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     broken = 'raise ImportError("libcudart.so.13: cannot open shared object file", name="torch")'
     (tmp_path / "torch.py").write_text(broken)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-m", "ladecli", "doctor", "demo"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "ladecli", "doctor", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (1, "")
     assert "cannot be imported: ImportError: libcudart.so.13: cannot open shared" in done.stdout
     assert "-> pip install --force-reinstall torch\n" in done.stdout

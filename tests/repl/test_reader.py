@@ -27,26 +27,20 @@ Make = Callable[..., TerminalReader]
 
 @pytest.fixture
 def keyboard() -> Iterator[PipeInput]:
-    with create_pipe_input() as made:
-        yield made
+    with create_pipe_input() as pipe:
+        yield pipe
 
 
 @pytest.fixture
 def make(keyboard: PipeInput, tmp_path: Path) -> Make:
     """A line editor whose keys come from the keyboard of the test."""
 
-    def made(**options: Any) -> TerminalReader:
-        usual: dict[str, Any] = {
-            "history": tmp_path / "history",
-            "vi": False,
-            "toolbar": lambda: "bar",
-            "on_toggle": lambda: None,
-        }
-        return TerminalReader(
-            CommandCompleter(), **{**usual, **options}, source=keyboard, screen=DummyOutput()
-        )
+    def reader(**options: Any) -> TerminalReader:
+        usual: dict[str, Any] = {"history": tmp_path / "history", "vi": False, "source": keyboard}
+        usual |= {"toolbar": lambda: "bar", "on_toggle": lambda: None, "screen": DummyOutput()}
+        return TerminalReader(CommandCompleter(), **usual | options)
 
-    return made
+    return reader
 
 
 @pytest.mark.parametrize(
