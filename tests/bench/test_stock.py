@@ -50,15 +50,12 @@ def answered(found: StockRunner, prompt: list[int], cancelled: Any = lambda: Fal
     return answer
 
 
+PENALTY = SamplingConfig(repetition_penalty=1.3)
+
+
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        ON,
-        replace(ON, ignore_eos=False),
-        replace(ON, sampling=SamplingConfig(repetition_penalty=1.3)),
-    ],
-    ids=["on and on", "to the end", "penalty"],
+    "settings", [ON, replace(ON, ignore_eos=False), replace(ON, sampling=PENALTY)]
 )
 def test_the_text_of_plain_decoding(session: Session, settings: Settings, strategy: str) -> None:
     for text in TEXTS:
@@ -93,9 +90,9 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     ids = own(session, session.encode(TEXTS[0]), replace(ON, max_new_tokens=9))
     asks = {
         "eos_token_id": ids[4], "num_beams": 4, "prompt_lookup_num_tokens": 3, "max_time": 60.0,
-        "no_repeat_ngram_size": 3, "suppress_tokens": [0], "max_length": 3,
+        "no_repeat_ngram_size": 3, "suppress_tokens": [0], "max_length": 3, "use_cache": False,
         "return_dict_in_generate": True, "stop_strings": ["@@@"], "cache_implementation": "static",
-        "use_cache": False, "temperature": 0.1, "do_sample": True,
+        "temperature": 0.1, "do_sample": True,
     }  # fmt: skip
     for model in (session.loaded.model, session.stock_model):
         for name, value in asks.items():

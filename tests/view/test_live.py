@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from typing import Any
 
 import pyte
 import pytest
@@ -24,20 +25,13 @@ class Terminal:
     def __init__(self, width: int = 40, *, colours: bool = False, no_color: bool = False) -> None:
         self._screen_of(width)
         self.written = io.StringIO()
-        self.console = Console(
-            file=self.written,
-            width=width,
-            height=HEIGHT,
-            force_terminal=True,
-            color_system="standard",
-            no_color=no_color,
-            legacy_windows=False,
-        )
+        options: Any = {"force_terminal": True, "color_system": "standard", "no_color": no_color}
+        options |= {"file": self.written, "width": width, "height": HEIGHT, "legacy_windows": False}
+        self.console = Console(**options)
         self.now = self.reading = 0.0  # reading: what each look at the clock takes
         self.tally, self.renderer = Tally(), MarkdownRenderer(True, colours)
-        self.view = LiveView(
-            self.console, self.tally, self.renderer, max_context=2048, clock=self._clock
-        )
+        view: Any = (self.console, self.tally, self.renderer)
+        self.view = LiveView(*view, max_context=2048, clock=self._clock)
         self._stream.feed("$ lade\r\n")
 
     def _clock(self) -> float:
@@ -114,10 +108,8 @@ def rows_of(text: str, width: int) -> list[str]:
     return [row.plain.rstrip() for row in rows + renderer.flush(width)]
 
 
-PROSE = "\n".join(
-    f"Paragraph {number} says *something* that takes more than one row of the screen.\n"
-    for number in range(20)
-)
+ROW = "Paragraph {} says *something* that takes more than one row of the screen.\n"
+PROSE = "\n".join(map(ROW.format, range(20)))
 
 
 @pytest.mark.parametrize(

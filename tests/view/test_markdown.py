@@ -152,14 +152,8 @@ def test_marks_are_kept_and_style_what_they_enclose(text: str, expected: Any) ->
     "text",
     [
         *("2 * 3 * 4", "2*3*4", "snake_case_name and snake_", "f(**kwargs) and f(*args)"),
-        *(r"\*no\* \_no\_ \`no\`", "a * b", "____________ and ****************", "*****x", "a **"),
-        *(
-            "#hashtag and # no title",
-            "-5 degrees, 3.5 too",
-            "1984 was a year",
-            "a < b",
-            "a <thing>",
-        ),
+        *(r"\*no\* \_no\_ \`no\`", "____________ and ****************", "*****x", "a **"),
+        *("#hashtag and # no title", "-5 degrees, 3.5 too", "1984 was a year", "a < b", "a <x>"),
     ],
 )
 def test_marks_that_mean_nothing_style_nothing(text: str) -> None:
@@ -185,20 +179,16 @@ def test_code_is_as_it_is() -> None:
 def test_fences_open_and_close(text: str, italic: list[int]) -> None:
     rows = rows_of(text)
     assert "\n".join(row.plain for row in rows) == text
-    found = [
-        n for n, row in enumerate(rows) if any("italic" in style for _, style in styles_of(row))
-    ]
-    assert found == italic
+    styles = [" ".join(style for _, style in styles_of(row)) for row in rows]
+    assert [number for number, style in enumerate(styles) if "italic" in style] == italic
 
 
 # Sources and switches.
 
 
 def test_colours_belong_to_the_sources() -> None:
-    pieces = [
-        *(Piece("**a "), Piece("b** `c`", "context"), Piece("\n```python\n")),
-        Piece("def", "recycled"),
-    ]
+    pieces = [Piece("**a "), Piece("b** `c`", "context"), Piece("\n```python\n")]
+    pieces.append(Piece("def", "recycled"))
     renderer = MarkdownRenderer(True, True)
     rows = [*renderer.feed(pieces, 80)[0], *renderer.flush(80)]
     colours = {Style.parse(style).color for row in rows for _, style in styles_of(row)}
@@ -247,11 +237,9 @@ def test_a_text_that_is_hard_to_set(bomb: str) -> None:
     text = BOMBS[bomb]
     shown = []
     for size in (20_000, 997):
-        renderer, rows = MarkdownRenderer(True, True), []
-        for start in range(0, len(text), size):
-            complete, _ = renderer.feed([Piece(text[start : start + size])], 80)
-            rows += complete
-        rows += renderer.flush(80)
-        shown.append([row.plain for row in rows])
+        renderer = MarkdownRenderer(True, True)
+        parts = (text[start : start + size] for start in range(0, len(text), size))
+        rows = [row for part in parts for row in renderer.feed([Piece(part)], 80)[0]]
+        shown.append([row.plain for row in rows + renderer.flush(80)])
     assert shown[0] == shown[1]
     assert re.sub(r"\s", "", "".join(shown[0])) == re.sub(r"\s", "", text)

@@ -21,22 +21,19 @@ from tests.support import processes
 from tests.support.terminal import Screen
 from tests.support.traces import record
 
-TABLE = Table(
-    "Fruit",
-    (
-        Column("", number=False),
-        Column("weight", note="weight: in grams"),
-        Column("price", weight=1, note="price: for one"),
-        Column("from where", weight=2, number=False, note="from where: the last port"),
-    ),
-    (("apple", "150", "0.40", "a port with a long name"), ("[b]pear", "170", "-", "-")),
-    ("as of today",),
+COLUMNS = (
+    Column("", number=False),
+    Column("weight", note="weight: in grams"),
+    Column("price", weight=1, note="price: for one"),
+    Column("from where", weight=2, number=False, note="from where: the last port"),
 )
+ROWS = (("apple", "150", "0.40", "a port with a long name"), ("[b]pear", "170", "-", "-"))
+TABLE = Table("Fruit", COLUMNS, ROWS, ("as of today",))
 
 
-def printed(stream: io.StringIO, width: int, table: Table = TABLE) -> tuple[str, set[str]]:
+def printed(stream: io.StringIO, width: int) -> tuple[str, set[str]]:
     console = Console(file=stream, width=width, color_system=None)
-    gone = screen.print_table(table, console if stream.isatty() else Terminal().console(stream))
+    gone = screen.print_table(TABLE, console if stream.isatty() else Terminal().console(stream))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()), gone
 
 
