@@ -51,7 +51,7 @@ def test_code_of_the_model_runs_where_it_is_trusted(tmp_path: Path, capsys: Any)
 
 
 @pytest.mark.parametrize(
-    ("named", "held", "expected"),
+    ("stated", "held", "right"),
     [
         ("float16", torch.bfloat16, torch.float16),
         (None, torch.bfloat16, torch.bfloat16),
@@ -60,13 +60,9 @@ def test_code_of_the_model_runs_where_it_is_trusted(tmp_path: Path, capsys: Any)
     ],
 )
 def test_a_gpu_gets_the_type_that_the_weights_have(
-    named: str | None,
-    held: torch.dtype | None,
-    expected: torch.dtype,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stated: str | None, held: Any, right: torch.dtype, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    name = demo_with(tmp_path / "m", dtype=named)
+    name = demo_with(tmp_path / "m", dtype=stated)
     path = tmp_path / "m" / "model.safetensors"
     if held is None:  # pickled weights do not say it
         torch.save(load_file(path), path.with_name("pytorch_model.bin"))
@@ -74,7 +70,7 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
     else:
         save_file({key: x.to(held) for key, x in load_file(path).items()}, path)
     use_devices(monkeypatch, GPU)
-    assert plan(name).dtype == expected
+    assert plan(name).dtype == right
 
 
 @pytest.mark.parametrize("more", [-1e6, 1e6])
@@ -93,16 +89,13 @@ def test_a_processor_computes_in_float32_where_that_fits(more: float, monkeypatc
 @pytest.fixture
 def fp8(tmp_path: Path) -> str:
     """A checkpoint in FP8 with a scale for every block."""
-    name = demo_with(
-        tmp_path / "fp8", quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]}
-    )
-    tensors = {}
-    for key, weight in load_file(DEMO / "model.safetensors").items():
-        tensors[key] = weight
-        if "_proj" in key:
-            blocks = [-(-n // 64) for n in weight.shape]
-            tensors[key] = weight.to(torch.float8_e4m3fn)
-            tensors[key.replace("weight", "weight_scale_inv")] = torch.ones(blocks)
+    stated = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    name = demo_with(tmp_path / "fp8", quantization_config=stated)
+    tensors = load_file(DEMO / "model.safetensors")
+    for key in [key for key in tensors if "_proj" in key]:
+        blocks = [-(-n // 64) for n in tensors[key].shape]
+        tensors[key] = tensors[key].to(torch.float8_e4m3fn)
+        tensors[key.replace("weight", "weight_scale_inv")] = torch.ones(blocks)
     save_file(tensors, tmp_path / "fp8" / "model.safetensors")
     return name
 
@@ -137,26 +130,22 @@ GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
     (SAMPLES | {"eos_token_id": [100, 99], "top_k": -5}, TOP_50, {99}, ["top_k -5"]),
     (
         SAMPLES | {"top_k": math.inf, "temperature": math.nan, "top_p": 10**400},
-        TOP_50,
-        {2},
-        ["temperature nan", "top_k inf", f"top_p {10**400}"],
+        *(TOP_50, {2}, ["temperature nan", "top_k inf", f"top_p {10**400}"]),
     ),
     (
         SAMPLES | {"min_p": 0.1, "top_p": None, "num_beams": 4},
-        SamplingConfig(temperature=1.0, top_k=50, min_p=0.1),
-        {2},
-        ["num_beams"],
+        *(replace(TOP_50, min_p=0.1), {2}, ["num_beams"]),
     ),
     (GREEDY | {"repetition_penalty": 2}, SamplingConfig(repetition_penalty=2.0), {2}, []),
 ]
 
 
-@pytest.mark.parametrize(("given", "sampling", "ends", "ignored"), GENERATION)
+@pytest.mark.parametrize(("fields", "sampling", "ends", "ignored"), GENERATION)
 def test_a_generation_config_counts_as_far_as_it_makes_sense(
-    given: dict[str, Any], sampling: SamplingConfig, ends: set[int], ignored: list[str]
+    fields: Any, sampling: SamplingConfig, ends: set[int], ignored: list[str]
 ) -> None:
     config = transformers.GenerationConfig()
-    config.update(**given)
+    config.update(**fields)
     defaults = AnswerDefaults(config, SimpleNamespace(eos_token_id=2), 100)
     assert defaults.sampling == sampling
     assert defaults.without_samples.greedy

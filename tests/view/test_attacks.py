@@ -133,7 +133,8 @@ def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     profiles = tmp_path / "lade" / "profiles"
     profiles.mkdir(parents=True)
     text = (Path(__file__).parents[2] / "ladecli/profiles/cpu.toml").read_text()
-    described = re.sub("^description.*", f"description = {json.dumps(SHORT)}", text, flags=re.M)
+    line = f"description = {json.dumps(SHORT)}"
+    described = re.sub("^description.*", lambda _: line, text, flags=re.M)
     (profiles / f"{SHORT}.toml").write_text(described)
     (profiles / "broken.toml").write_text(f'"{json.dumps(SHORT)[1:-1]}" = 1')
     (tmp_path / "lade" / "config.toml").write_text(f"stop = [{json.dumps(SHORT)}]")
