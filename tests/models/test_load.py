@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,12 +15,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ladecli
-from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.backends import int8
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.model.transformer import Transformer
+from ladecli.errors import LoadError, UsageError
 from ladecli.generation_config import AnswerDefaults
 from ladecli.models import memory
 from ladecli.models.device import Device, detect
-from ladecli.models.load import load
+from ladecli.models.load import LoadedModel, load
 from ladecli.options.model import ModelOptions, PlacementOptions
+from ladecli.session.session import Session
+from tests.support.decoding import ids_of, run, transformers_ids
 from tests.support.hub import DEMO, copied, plan, stating, use_devices
 from tests.support.models import saved
 
@@ -168,3 +174,87 @@ def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> N
     """HRM counts its six layers as often as they are run."""
     stacks = saved(tmp_path, "hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
     assert load(plan(stacks, place=ON_CPU)).facts.family == "hrm_text"
+
+
+# Weights that bitsandbytes packs, on a CPU.
+
+
+NEAR_TIE = 0.05
+"""Quantised products round rows of one step and of several differently.  Where the best two
+logits are closer than this share of their spread, either may win."""
+PROMPTS = ("def largest(items):\n", "What is lookahead decoding?")
+PAPER = LookaheadConfig(7, 4, 7, sources=("trajectory",))
+
+
+@pytest.fixture(scope="module", params=["4bit", "8bit"])
+def packed(request: pytest.FixtureRequest) -> LoadedModel:
+    with pytest.MonkeyPatch.context() as patch:
+        # Else 8 bits on a CPU are ours (`test_int8`).
+        patch.setattr(int8, "available", lambda: False)
+        return load(plan("demo", ModelOptions(quantize=request.param), ON_CPU))
+
+
+def answer(session: Session, prompt: str, config: LookaheadConfig | None = None) -> list[int]:
+    """The ids of an answer, plain without a config."""
+    strategy = "lookahead" if config else "autoregressive"
+    ids = session.encode(prompt)
+    return ids_of(run(session.decoder, ids, strategy, config or PAPER, limits=Limits(24)))
+
+
+@pytest.mark.slow
+def test_packed_weights_give_one_text_but_for_near_ties(packed: LoadedModel) -> None:
+    """Our own forward calls their modules; transformers, plain decoding and lookahead agree."""
+    session = Session(packed)
+    assert isinstance(session.decoder.executor.model, Transformer)
+    for prompt in PROMPTS:
+        plain, ids = answer(session, prompt), session.encode(prompt)
+        if prompt == PROMPTS[0]:
+            assert transformers_ids(packed.model, ids, 24) == plain
+        with torch.inference_mode():
+            logits = packed.model(torch.tensor([ids + plain])).logits[0, len(ids) - 1 : -1].float()
+        best = logits.topk(2).values
+        leads = (best[:, 0] - best[:, 1]) / logits.std(-1)
+        for config in (LookaheadConfig(5, 3, 5, 60), PAPER):
+            other = answer(session, prompt, config)
+            assert len(other) == len(plain) == 24
+            apart = next((i for i in range(24) if other[i] != plain[i]), None)
+            # How many texts meet a near-tie depends on the kernels of the machine.
+            assert apart is None or leads[apart] < NEAR_TIE
+
+
+@pytest.mark.slow
+def test_the_plan_knows_the_size_of_packed_weights(packed: LoadedModel) -> None:
+    assert packed.spec.weights in ("nf4", "int8")
+    held = packed.model.get_memory_footprint()
+    # Scales are not in what transformers counts.
+    assert held <= packed.spec.weight_bytes * 1.001
+    assert held > packed.spec.weight_bytes * 0.95
+
+
+def test_shapes_that_kernels_refuse_give_one_line(tmp_path: Path, monkeypatch: Any) -> None:
+    sizes = {"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 2}
+    folder = saved(tmp_path, "llama", vocab_size=300, **sizes)
+    # Which shapes they refuse depends on the processor, so one is refused for all of them.
+    refusal = Mock(side_effect=AssertionError("N must be divisible by block_n\nand more"))
+    monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refusal)
+    line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try another --"
+    with pytest.raises(LoadError, match=line):
+        load(plan(folder, ModelOptions(quantize="4bit"), ON_CPU))
+
+
+def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
+    change = stating("config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    folder = copied(DEMO, tmp_path / "packed", change)
+    line = r"is quantised already \(gptq\); leave --quantize out"
+    with pytest.raises(UsageError, match=line):
+        load(plan(folder, ModelOptions(quantize="4bit"), ON_CPU))
+
+
+@pytest.mark.slow
+def test_a_quantised_checkpoint_loads_as_it_is(packed: LoadedModel, tmp_path: Path) -> None:
+    # That may change it: with AVX-512 in bfloat16 bitsandbytes packs weights, and rounds scales.
+    packed.model.save_pretrained(tmp_path)
+    packed.tokenizer.save_pretrained(tmp_path)
+    again = load(plan(str(tmp_path), place=ON_CPU))
+    assert again.spec.weights == packed.spec.weights
+    assert answer(Session(again), PROMPTS[0]) == answer(Session(packed), PROMPTS[0])

@@ -64,12 +64,8 @@ def test_a_file_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cannot be read"),
-        (b"hello", "cannot be read"),
-        (b"\x80\x04K\x01.", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (b"[]", "not a pool"),
-        (b'{"format": "lade-pool/1"}', "not a pool"),
+        *((data, "cannot be read") for data in (b"", b"hello", b"\x80\x04K\x01.", b"[" * 100_000)),
+        *((data, "not a pool") for data in (b"[]", b'{"format": "lade-pool/1"}')),
     ],
 )
 def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:

@@ -21,34 +21,26 @@ TAGGED = [
     ("", "\n[THINK]a[/THINK]b", ("a", "b")),
     ("", "<seed:think>a</think>b</seed:think>c", ("a</think>b", "c")),
     ("", "<think>a</think>\n<think>b</think>c", ("a\n\nb", "c")),
-    (
-        "",
-        "  The tag <think> opens, </think> closes.",
-        ("", "  The tag <think> opens, </think> closes."),
-    ),
+    ("", "  The tag <think> opens, </think>.", ("", "  The tag <think> opens, </think>.")),
     ("", " <thin", ("", " <thin")),
     ("", "\n\n", ("", "\n\n")),
 ]
+BEGIN, ANALYSIS = "<|start|>assistant", "<|channel|>analysis<|message|>"
+FINAL, CALL = "<|channel|>final<|message|>", "commentary to=f <|constrain|>json<|message|>b<|call|>"
 CHANNELED = [
+    (BEGIN, f"{ANALYSIS}So.<|end|>{BEGIN}{FINAL}Paris<|return|>", ("So.", "Paris")),
+    (BEGIN + FINAL, "Paris", ("", "Paris")),
+    (BEGIN, f"{ANALYSIS}So", ("So", "")),
     (
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>Briefly.<|end|><|start|>assistant<|channel|>final"
-        "<|message|>Paris<|return|>",
-        ("Briefly.", "Paris"),
-    ),
-    ("<|start|>assistant<|channel|>final<|message|>", "Paris", ("", "Paris")),
-    ("<|start|>assistant", "<|channel|>analysis<|message|>So", ("So", "")),
-    (
-        "<|start|>assistant<|channel|>analysis<|message|>",
-        "a<|end|><|start|>assistant<|channel|>commentary to=f <|constrain|>json<|message|>b"
-        "<|call|><|start|>assistant<|message|>c",
+        BEGIN + ANALYSIS,
+        f"a<|end|>{BEGIN}<|channel|>{CALL}{BEGIN}<|message|>c",
         ("a\n\nb", "c"),
     ),
 ]
 
 
-def split(found: Splitter, pieces: list[Text]) -> tuple[str, str]:
-    parts: list[TextDelta] = [*map(found.feed, pieces), found.flush()]
+def split(splitter: Splitter, pieces: list[Text]) -> tuple[str, str]:
+    parts: list[TextDelta] = [*map(splitter.feed, pieces), splitter.flush()]
     return "".join(p.reasoning for p in parts), "".join(p.text for p in parts)
 
 
