@@ -27,16 +27,20 @@ def spec(config: Any, dtype: torch.dtype = torch.float32, quantize: str = "none"
     return spec_of(empty_model(config, {}), dtype, quantize)
 
 
+def llama(**changes: Any) -> Any:
+    return transformers.LlamaConfig(**SIZES, num_attention_heads=4, vocab_size=100, **changes)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sizes_are_those_of_the_model_and_its_cache(family: str) -> None:
     model, decoder = model_of(family), decoder_of(family)
-    sizes = spec(model.config)
-    assert sizes.parameters == sum(p.numel() for p in model.parameters())
-    assert sizes.weight_bytes == 4 * sizes.parameters
-    assert (sizes.weights, sizes.compute, sizes.value_bytes) == ("float32", "float32", 4)
+    found = spec(model.config)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.weight_bytes == 4 * found.parameters
+    assert (found.weights, found.compute, found.value_bytes) == ("float32", "float32", 4)
     run(decoder, [3, 4, 5], limits=Limits(2))
     held = sum(tensor.nbytes for tensor in decoder.cache.tensors)
-    assert held == decoder.cache.slots * sizes.cache_bytes
+    assert held == decoder.cache.slots * found.cache_bytes
 
 
 def held_by(cache: Any) -> int:
@@ -68,7 +72,7 @@ def test_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantize", "stated", "weights", "size"),
+    ("quantize", "given", "weights", "bytes_each"),
     [
         ("4bit", None, "nf4", 0.5625),
         ("8bit", None, "int8", 1.0),
@@ -83,12 +87,11 @@ def test_experts() -> None:
         ("none", {"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8", 1.0),
     ],
 )
-def test_quantised_weights(quantize: str, stated: Any, weights: str, size: float) -> None:
-    config = transformers.LlamaConfig(
-        **SIZES, num_attention_heads=4, vocab_size=100, quantization_config=stated
-    )
-    sizes = spec(config, torch.float16, quantize)
-    assert (sizes.weights, sizes.compute) == (weights, "float16")
-    assert sizes.parameters == LINEAR + REST
-    assert sizes.weight_bytes == LINEAR * size + REST * 2
-    assert (sizes.linear == 0.0) == (stated is not None), "what is packed is not packed again"
+def test_quantised_weights(
+    quantize: str, given: dict[str, Any] | None, weights: str, bytes_each: float
+) -> None:
+    found = spec(llama(quantization_config=given), torch.float16, quantize)
+    assert (found.weights, found.compute) == (weights, "float16")
+    assert found.parameters == LINEAR + REST
+    assert found.weight_bytes == LINEAR * bytes_each + REST * 2
+    assert (found.linear == 0.0) == (given is not None), "what is packed is not packed again"
