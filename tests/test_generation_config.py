@@ -281,9 +281,7 @@ def test_end_tokens_may_be_absent(ignore_eos: bool, session: Session, generating
 
 
 @pytest.mark.slow
-def test_a_folder_is_decoded_as_generate_decodes_it(
-    lade: Any, model_with: Any, rows_file: Any
-) -> None:
+def test_a_folder_is_decoded_as_by_generate(lade: Any, model_with: Any, rows_file: Any) -> None:
     fields: dict[str, Any] = {"max_new_tokens": 20, "no_repeat_ngram_size": 2}
     fields |= {"suppress_tokens": [216], "watermarking_config": {}}
     folder = model_with(stating("generation_config.json", **fields))

@@ -121,9 +121,7 @@ def test_an_adapter_with_tokens_of_its_own(
 
 
 @pytest.mark.parametrize("tokenless", [False, True])
-def test_trained_tokens_alone(
-    tokenless: bool, lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_trained_tokens(tokenless: bool, lade: Any, model_folder: str, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     tokenizer.add_tokens(["<|new|>"])
     rows = len(tokenizer)

@@ -126,9 +126,7 @@ HARMLESS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", HARMLESS)
-def test_weights_that_no_text_needs(
-    case: str, lade: Any, model_folder: str, model_with: Any
-) -> None:
+def test_harmless_weights(case: str, lade: Any, model_folder: str, model_with: Any) -> None:
     change, words = HARMLESS[case]
     ids, notices = answer(lade, model_with(change))
     assert ids == expected(model_folder)
@@ -190,9 +188,7 @@ SCALES: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any] | None]]
 
 
 @pytest.mark.parametrize("case", SCALES)
-def test_fp8_has_the_values_that_its_scales_give(
-    case: str, lade: Any, model_folder: str, model_with: Any
-) -> None:
+def test_fp8_takes_its_scales(case: str, lade: Any, model_folder: str, model_with: Any) -> None:
     scale_of, ending, config = SCALES[case]
     copy = model_with(adding(in_fp8(scale_of, ending, input_scale=torch.tensor(0.01))))
     if config is not None:
@@ -274,9 +270,7 @@ def without_metadata(folder: Path, **more: Any) -> None:
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
 
 
-def test_what_a_folder_says_that_no_library_reads(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_what_no_library_reads(lade: Any, model_folder: str, tmp_path: Path) -> None:
     for number, (change, named) in enumerate(
         (
             (without_metadata, 'add "metadata"'),
@@ -354,9 +348,7 @@ def test_a_cache_whose_main_is_nothing(
 
 
 @pytest.mark.parametrize("part", ["", "snapshots"])
-def test_a_folder_of_the_cache_given_as_a_path(
-    part: str, lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_a_path_into_the_cache(part: str, lade: Any, model_folder: str, tmp_path: Path) -> None:
     root = in_a_cache(model_folder, tmp_path, "b" * 40, "a" * 40)
     stating("config.json", num_hidden_layers=0)(root / "snapshots" / ("b" * 40))
     assert answer(lade, str(root / part))[0] == expected(model_folder)

@@ -146,9 +146,7 @@ def test_a_group_may_have_less(tmp_path: Path, own: str, files: Any, total: int,
         ("/job", {"cpu.max": "400000 100000", "job/cpu.max": "50000 100000"}, 1),
     ],
 )  # fmt: skip
-def test_threads_of_a_group(
-    patch: pytest.MonkeyPatch, tmp_path: Path, own: str, files: Any, cores: int | None
-) -> None:
+def test_threads_of_a_group(patch: Any, tmp_path: Path, own: str, files: Any, cores: Any) -> None:
     """It takes them when it is imported."""
     patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     patch.delenv("OMP_NUM_THREADS")

@@ -35,9 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_text_is_that_of_transformers(
-    folder: Path, lade: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_text_is_that_of_transformers(folder: Path, lade: Any, capsys: Any) -> None:
     given = {"pretrained_model_name_or_path": folder, "gguf_file": "small.gguf"}
     model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(**given)("the cat sat on", return_tensors="pt")["input_ids"]
@@ -234,9 +232,7 @@ def test_weights_that_no_model_takes_get_a_line(lade: Any, tmp_path: Path) -> No
         ("gpt-2", r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
     ],
 )
-def test_texts_are_cut_as_the_name_of_the_cut_says(
-    pre: str, cut: str, lade: Any, tmp_path: Path
-) -> None:
+def test_texts_are_cut_as_the_name_says(pre: str, cut: str, lade: Any, tmp_path: Path) -> None:
     text = "(the) cat!\n\nsat 12345 (on): 2024\n"
     tokenizer = byte_level(cut, (text, "(the) (on): !\n\n 12345 12 345 2024 202 4") * 8)
     model = model_of(vocab_size=len(tokenizer))
@@ -285,9 +281,7 @@ def test_an_unknown_cut_gets_a_line(pre: str | None, lade: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("prefix", [True, False, None])
-def test_the_space_before_a_text_is_as_the_file_says(
-    prefix: bool | None, lade: Any, tmp_path: Path
-) -> None:
+def test_the_space_before_a_text(prefix: bool | None, lade: Any, tmp_path: Path) -> None:
     vocabulary = piece_vocabulary(prefix, "▁t", "he", "the", "▁the")
     tokens = vocabulary["tokenizer.ggml.tokens"]
     model = model_of(vocab_size=len(tokens))

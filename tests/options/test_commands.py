@@ -84,9 +84,7 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
         ),
     ],
 )  # fmt: skip
-def test_options_that_do_nothing_or_more_than_they_say(
-    options: Any, words: tuple[str, ...]
-) -> None:
+def test_options_that_do_nothing_or_more_than_they_say(options: Any, words: Any) -> None:
     request = DraftOptions(**options, origins={key: f"flag --{key}" for key in options})
     notices = request.side_effects(TUNED)
     assert len(notices) == bool(words)

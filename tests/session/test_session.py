@@ -90,9 +90,7 @@ def test_followers_are_told_of_what_takes_them() -> None:
     ],
     ids=["an answer of the leader's own", "a draft text", "another start"],
 )
-def test_an_answer_that_is_still_open_ends_before_anything_else(
-    meanwhile: Any,
-) -> None:
+def test_an_answer_that_is_still_open_ends_before_anything_else(meanwhile: Any) -> None:
     """Followers would wait in it for ever, or learn otherwise."""
     crew, session = leading()
     first = session.stream([9, 9, 9], SHARED)

@@ -93,9 +93,7 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
 # Progress.
 
 
-def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(
-    monkeypatch: Any,
-) -> None:
+def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(monkeypatch: Any) -> None:
     def drawn(stream: io.StringIO, every: float, quiet: bool = False) -> str:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys, "stderr", stream)
