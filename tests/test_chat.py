@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import os
 import re
-import resource
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from ladecli.errors import LadeError
 from ladecli.repl.journal import Journal
 from ladecli.session.conversation import Conversation, from_json
 from ladecli.trace.format import read_trace
+from tests.support.files import file_sizes
 from tests.support.hub import DEMO
 from tests.support.oracle import change_decoders, during_forward, watch
 
@@ -75,8 +77,8 @@ def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(talk: Lade, monkeypatc
     with monkeypatch.context() as patch:
         during_forward(patch, 9, ctrl_c)
         chat = talk(QUESTIONS[0], "/stats", QUESTIONS[1], "/stats", options="-n 24")
-    messages = chat.conversation.messages
-    assert [message.interrupted for message in messages] == [False, True, False, False]
+    interrupted = [message.interrupted for message in chat.conversation.messages]
+    assert interrupted == [False, True, False, False]
     assert chat.said[1].startswith("Lookahead decoding")
     (tokens, steps, _, prompt), after = figures(chat.err)
     assert steps <= 10, "it stops within one step"
@@ -110,12 +112,9 @@ def test_a_reply_stands_where_ctrl_c_comes_before_another(talk: Lade, monkeypatc
 
 def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("a remark")
-    saved = tmp_path / "chat.json"
-    steps = ("Hello", f"/save {saved}", f"/paste {tmp_path / 'note.txt'}", "/model demo")
-    talk(*steps, "more", "/save", options="-n 5")
-    messages = from_json(saved.read_text()).conversation.messages
-    assert len(messages) == 4
-    assert messages[2].content.startswith("note.txt:")
+    steps = ("Hello", f"/paste {tmp_path / 'note.txt'}", "/model demo")
+    said = talk(*steps, "more", options="-n 5").said
+    assert (len(said), said[2][:9]) == (4, "note.txt:")
 
 
 def test_a_model_that_cannot_be_opened_ends_no_chat(talk: Lade, model_folder: str) -> None:
@@ -134,10 +133,7 @@ def test_ctrl_c_in_a_load_goes_on_with_the_model_before(talk: Lade, monkeypatch:
 
 
 def test_errors_cost_neither_the_conversation_nor_the_chat(talk: Lade, monkeypatch: Any) -> None:
-    def fail() -> None:
-        raise RuntimeError("an illegal moment")
-
-    during_forward(monkeypatch, 8, fail)
+    during_forward(monkeypatch, 8, Mock(side_effect=RuntimeError("an illegal moment")))
     chat = talk(QUESTIONS[0], "/save x\0y", "caf\udce9", "more", options="-n 20")
     for line, words in zip(chat.told, ("an illegal moment", "/save xy", "UTF-8"), strict=True):
         assert words in line
@@ -178,12 +174,9 @@ def test_every_end_keeps_the_chat(talk: Lade, lade: Lade, monkeypatch: Any, tmp_
     chat = talk(QUESTIONS[0], QUESTIONS[1], f"/save {tmp_path / 'all.json'}", home=tmp_path)
     assert len(from_json((tmp_path / "all.json").read_text()).conversation.messages) == 4
     assert chat.err.count("is not kept") == 1
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    fill = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1, limits[1]))
-    try:
+    with ExitStack() as full:
+        fill = partial(full.enter_context, file_sizes(1))
         chat = talk(QUESTIONS[0], fill, QUESTIONS[1], terminate)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (chat.err.count("is not kept"), chat.err.count(KEPT)) == (1, 0)
     assert chat.said[::2] == [QUESTIONS[0]]
 
@@ -264,13 +257,8 @@ def test_a_change_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     asked, journal = Conversation("Be brief.").asked("a" * 90), Journal()
     journal.path = tmp_path / "1.json"
     journal.record(asked, "demo")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))
-    try:
-        with pytest.raises(LadeError, match="too large"):
-            journal.record(asked.answered("b" * 90), "demo")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_sizes(30), pytest.raises(LadeError, match="too large"):
+        journal.record(asked.answered("b" * 90), "demo")
     assert from_json(journal.path.read_text()).conversation == asked
     assert [*tmp_path.iterdir()] == [journal.path]
     for now in (Conversation(), asked.answered("c")):

@@ -15,7 +15,7 @@ from prompt_toolkit.output import DummyOutput
 
 from ladecli.errors import UsageError
 from ladecli.repl.commands import CommandCompleter
-from ladecli.repl.reader import Reader, TerminalReader, history_path, unquote
+from ladecli.repl.reader import Reader, TerminalReader, history_path
 
 PASTE = "\x1b[200~{}\x1b[201~"
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_T, TAB = "\r", "\x1b\r", "\x03", "\x04", "\x14", "\t"
@@ -48,7 +48,7 @@ def make(keyboard: PipeInput, tmp_path: Path) -> Make:
     [
         ("hello" + ENTER, "hello"),
         ("one" + ALT_ENTER + "two" + ENTER, "one\ntwo"),
-        ('"""' + ENTER + "one" + ENTER + "two" + ENTER + '"""' + ENTER, "one\ntwo"),
+        ('"""' + ENTER + " one" + ENTER + "two" + ENTER + '"""' + ENTER, " one\ntwo"),
         (PASTE.format("def f():\n    return 1\n") + ENTER, "def f():\n    return 1\n"),
         (PASTE.format("a\r\nb") + ENTER, "a\nb"),
         (PASTE.format('"""Doc."""\nimport os\n') + ENTER, '"""Doc."""\nimport os\n'),
@@ -58,6 +58,9 @@ def make(keyboard: PipeInput, tmp_path: Path) -> Make:
         (f"a{RED}b{CLICK}c" + ENTER, "abc"),
         ("ab" + CTRL_T + "c" + ENTER, "abc"),
         ('"""/undo"""' + ENTER, " /undo"),
+        ('""""""' + ENTER, ""),
+        ('say """a"""' + ENTER, 'say """a"""'),
+        ('"""' + ENTER + "exit" + ENTER + '"""' + ENTER, " exit"),
         (PASTE.format('"""Doc."""\nx = """y"""') + ENTER, '"""Doc."""\nx = """y"""'),
     ],
 )
@@ -153,21 +156,3 @@ def test_a_poor_terminal_has_prompts() -> None:
     assert reader.interactive
     assert (reader.read("draft"), reader.read()) == ("a", "b")
     assert screen.getvalue() == "draft\n> > "
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('"""a"""', "a"),
-        ('"""\n a\nb\n"""', " a\nb"),
-        ('"""', '"""'),
-        ('""""""', ""),
-        ('say """a"""', 'say """a"""'),
-        ("a", "a"),
-        ('"""/undo"""', " /undo"),
-        ('"""\nexit\n"""', " exit"),
-        ('"""Doc."""\nx = """y"""', '"""Doc."""\nx = """y"""'),
-    ],
-)
-def test_quotes_are_taken_off(text: str, message: str) -> None:
-    assert unquote(text) == message

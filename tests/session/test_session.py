@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.drafting.store import DraftStore
@@ -138,10 +137,7 @@ def test_transformers_gets_the_model_as_it_was_loaded() -> None:
     """Our forward keeps weights in an order of its own, in which that of transformers is slower."""
     session = Session(demo())
     assert session.stock_model is session.stock_model
-    own, prompt = session.stock_model, torch.tensor([PROMPT])
-    assert all(weight.is_contiguous() for weight in own.parameters())
-    ids = own.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None)
-    assert ids[0, 3:].tolist() == plain_answer()
+    assert all(weight.is_contiguous() for weight in session.stock_model.parameters())
 
 
 # What the followers of other processes are told, and when they are lost.
