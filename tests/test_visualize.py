@@ -51,16 +51,15 @@ def tally_of(events: list[TextEvent]) -> Tally:
 # Text.
 
 
+COLOURED = "Once\x1b[36m upon\x1b[0m\x1b[94m a\x1b[0m time\x1b[33m[31m[red]\x1b[0m\n\ufffd\n"
+
+
 @pytest.mark.parametrize(
     ("safe", "colors", "expected"),
     [
         (False, None, "Once upon a time\x1b[31m[red]\n\ufffd\n"),
         (True, None, "Once upon a time[31m[red]\n\ufffd\n"),
-        (
-            True,
-            ColorSystem.STANDARD,
-            "Once\x1b[36m upon\x1b[0m\x1b[94m a\x1b[0m time\x1b[33m[31m[red]\x1b[0m\n\ufffd\n",
-        ),
+        (True, ColorSystem.STANDARD, COLOURED),
     ],
     ids=["pipe", "terminal", "colours"],
 )
@@ -243,11 +242,8 @@ def test_an_answer_without_a_gain_says_so() -> None:
 def test_names_of_sources_have_the_colours_of_tokens_or_none() -> None:
     tally = tally_of(DRAFTED)
     for colours in (True, False):
-        texts = [
-            statistics_line(tally, 120, colours),
-            status_line(tally, 120, 2048, colours),
-            legend(tally.accepted, 120, colours),
-        ]
+        texts = (statistics_line(tally, 120, colours), status_line(tally, 120, 2048, colours))
+        texts += (legend(tally.accepted, 120, colours),)
         styles = {str(span.style) for text in texts for span in text.spans}
         assert any(SOURCE_STYLES["context"] in style for style in styles) == colours
     for width in (80, 40):
