@@ -43,9 +43,6 @@ def prompt_of(trace: Path) -> str:
     return read_trace(trace).header.prompt
 
 
-# Turns.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["lookahead", "autoregressive"])
 def test_turns_read_what_is_new_and_can_go_on(talk: Lade, tmp_path: Path, strategy: str) -> None:
@@ -284,9 +281,6 @@ def test_a_reply_is_copied_to_the_terminals_clipboard(talk: Lade) -> None:
     code = re.search(r"\x1b]52;c;([\w+/=]+)\x07", chat.err)
     assert code is not None
     assert base64.b64decode(code[1]).decode() == chat.said[1]
-
-
-# A full context.
 
 
 @pytest.mark.slow
@@ -555,9 +549,6 @@ def test_compare_knows_a_reply_from_another_with_its_text(talk: Lade) -> None:
     chat = talk("def", "def", "def", "/undo", "/compare", options="-n 1 -t 0")
     assert chat.said[1] == chat.said[3], "the test needs replies that are alike"
     assert "no reply to compare" in chat.told[-1]
-
-
-# Models and pipes.
 
 
 def test_a_model_without_a_template(talk: Lade, tmp_path: Path) -> None:

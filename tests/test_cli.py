@@ -771,9 +771,6 @@ def test_control_c_while_the_program_is_imported_is_quiet(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-# Chats over a pipe, and files beside the answer.
-
-
 @pytest.fixture
 def beyond(tmp_path: Path) -> str:
     """A copy of the demo model whose tokenizer knows a token that the weights have no row for."""

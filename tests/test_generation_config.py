@@ -56,7 +56,11 @@ CONFIGS: list[dict[str, Any]] = [
     SAMPLES | {"top_h": 0.5, "renormalize_logits": True},
     SAMPLES | {"watermarking_config": SYNTH_ID, "temperature": 1.3},
 ]
-each = pytest.mark.parametrize("fields", CONFIGS, ids=lambda fields: ",".join(fields) or "nothing")
+FEW = [CONFIGS[0], CONFIGS[1], CONFIGS[6], CONFIGS[10]]
+SLOW = [pytest.param(fields, marks=pytest.mark.slow) for fields in CONFIGS if fields not in FEW]
+for_configs = pytest.mark.parametrize(
+    "fields", FEW + SLOW, ids=lambda fields: ",".join(fields) or "nothing"
+)
 
 
 @pytest.fixture
@@ -97,9 +101,6 @@ def new_ids(session: Session, *, ours: bool = False, **options: Any) -> list[int
     if ours:
         options |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
     return [int(i) for i in generate(session, **options)[0, len(session.encode(TEXT)) :]]
-
-
-# Every field.
 
 
 def test_every_field_of_transformers_has_a_meaning() -> None:
@@ -206,10 +207,7 @@ def test_limits_of_the_user_come_first(session: Session, generating: Any) -> Non
         assert len(text_ids(stream(session, new=9))) == 9
 
 
-# The same text as `generate`.
-
-
-@each
+@for_configs
 def test_greedy_text_is_that_of_generate(fields: Any, session: Session, generating: Any) -> None:
     generating(**fields)
     theirs = new_ids(session, do_sample=False)
@@ -230,7 +228,7 @@ def next_logits(session: Session, text: Sequence[int]) -> Tensor:
     return rows[0]
 
 
-@each
+@for_configs
 def test_tokens_are_drawn_as_generate_does(fields: Any, session: Session, generating: Any) -> None:
     """The same tokens with the same probabilities, and one text for all ways with one seed."""
     generating(**fields | SAMPLES)
@@ -275,9 +273,6 @@ def test_end_tokens_may_be_absent(ignore_eos: bool, session: Session, generating
     theirs = new_ids(session, do_sample=False, eos_token_id=ends, **options)
     assert text_ids(stream(session, ignore_eos=ignore_eos)) == theirs
     assert (len(theirs) == NEW) == ignore_eos
-
-
-# At the door.
 
 
 @pytest.mark.slow

@@ -48,9 +48,6 @@ def tally_of(events: list[TextEvent]) -> Tally:
     return tally
 
 
-# Text.
-
-
 COLOURED = "Once\x1b[36m upon\x1b[0m\x1b[94m a\x1b[0m time\x1b[33m[31m[red]\x1b[0m\n\ufffd\n"
 
 
@@ -86,9 +83,6 @@ def test_all_views_are_finished_though_one_fails() -> None:
         show(ANSWER[1])
     assert [(view.show.call_count, view.finish.call_count) for view in views] == [(1, 1), (1, 1)]
     assert tally.tokens == 1
-
-
-# Figures.
 
 
 def test_figures() -> None:
@@ -170,8 +164,6 @@ def test_statistics(width: int, lines: list[str]) -> None:
     assert statistics_line(tally_of(priced(ANSWER, cost=2.0)), width).plain.split("\n") == lines
 
 
-# The status row.
-
 REPLY: list[TextEvent] = [Started(0, 600), *ANSWER, *[step(("x", None), width=1)] * 16]
 DRAFTED = priced([*REPLY, *[step(*[("x", "context")] * 9, width=9)] * 4], cost=1.0)
 READING: list[TextEvent] = [Started(40, 600), PromptRead(512, 600, 0.1)]
@@ -205,8 +197,6 @@ def test_the_status_fits_every_screen() -> None:
             line = status_line(tally_of(priced(events, 1.5)), width, max_context=131_072)
             assert 0 < line.cell_len <= width
 
-
-# Colours of sources.
 
 SEEN_BY = {
     "everybody": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),

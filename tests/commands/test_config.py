@@ -65,9 +65,6 @@ def toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else re.sub("'", '"', repr(value))
 
 
-# Every setting, from everywhere.
-
-
 @pytest.mark.parametrize("command", ["generate", "chat", "tune", "serve", "doctor"])
 def test_every_setting_arrives(command: str, requested: Any, monkeypatch: Any) -> None:
     assert OTHER.keys() == lasting().keys()
@@ -113,9 +110,6 @@ def test_what_is_empty_and_what_editors_write(requested: Any, monkeypatch: Any) 
     request = requested("chat")
     assert (request.stop, request.temperature) == (["END"], 1.0)
     assert request.origins.keys() == {"stop", "temperature"}, "empty is as if it were not there"
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(
@@ -169,9 +163,6 @@ def test_wrong_values_of_the_file_and_of_flags(refused: Any, monkeypatch: Any) -
     assert "(LADE_WINDOW, ngram in the config file" in refused("chat")
     # A flag is before one's eyes.
     assert refused("generate", "-p", "a", "-W", "0") == "window must be at least 1, not 0\n"
-
-
-# lade config.
 
 
 def test_init_writes_every_setting(lade: Any) -> None:

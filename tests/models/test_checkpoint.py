@@ -357,9 +357,6 @@ def test_a_path_into_the_cache(part: str, lade: Any, model_folder: str, tmp_path
     assert "num_hidden_layers" in lade("generate", str(root / part), "-p", "a").refused(1)
 
 
-# Modules of libraries.
-
-
 class Unpacking(nn.Linear):
     """Keeps what it makes in its first forward, and changes it in place in each."""
 

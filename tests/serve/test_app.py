@@ -24,6 +24,8 @@ from ladecli.serve.worker import GRACE
 from tests.support.hub import DEMO, copied, stating
 from tests.support.server import KEY, QUESTION, Server, http_post
 
+pytestmark = pytest.mark.slow
+
 (HI,) = QUESTION
 CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
 WEATHER = {"type": "function", "function": {"name": "weather"}}

@@ -43,8 +43,6 @@ def test_a_trace_without_an_end_is_said(lade: Any, small: str) -> None:
     assert result.err.startswith(f"lade: the trace {small} has no end")
 
 
-# On a terminal.
-
 RIGHT, LEFT, PAGE_UP, PAGE_DOWN = "\x1b[C", "\x1b[D", "\x1b[5~", "\x1b[6~"
 
 

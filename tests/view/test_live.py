@@ -161,9 +161,6 @@ def test_a_reply_without_text_leaves_nothing() -> None:
     assert terminal.screen.cursor.y == 1
 
 
-# Switches and sizes.
-
-
 def test_a_switch_in_the_middle_changes_the_row_that_grows() -> None:
     terminal = Terminal()
     terminal.say("**bold** is\nnow **bold**, ", 50, "context")
@@ -188,9 +185,6 @@ def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
     assert "".join("".join(terminal.finish()[1:]).split()) == "".join(PROSE.split())
 
 
-# Colours.
-
-
 def test_sources_have_their_colours_or_only_attributes() -> None:
     for no_color in (False, True):
         terminal = Terminal(80, no_color=no_color, colours=True)
@@ -198,9 +192,6 @@ def test_sources_have_their_colours_or_only_attributes() -> None:
         cells = [cell for row in terminal.screen.buffer.values() for cell in row.values()]
         assert ("brightblue" in {cell.fg for cell in cells if cell.data}) is not no_color
         assert terminal.screen.buffer[1][3].bold
-
-
-# How often, and at what cost.
 
 
 def refreshes(terminal: Terminal, events: Iterable[TextEvent], seconds: float) -> int:

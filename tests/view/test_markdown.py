@@ -66,9 +66,6 @@ def styles_of(row: Text) -> list[tuple[str, str]]:
     return runs
 
 
-# Rows.
-
-
 def test_a_wide_screen_shows_the_text_as_it_is() -> None:
     plain = SAMPLE.replace("\t", "")
     assert "".join(row.plain + row.end for row in rows_of(plain, 100)) == plain
@@ -119,9 +116,6 @@ def test_rows_fit_whatever_the_pieces(text: str, cuts: Any, width: int, markdown
     assert all(row.cell_len <= max(width, 2) for row in rows)
     whole = rows_of(text, width, markdown)
     assert [(row.plain, row.end) for row in rows] == [(row.plain, row.end) for row in whole]
-
-
-# Markdown.
 
 
 @pytest.mark.parametrize(
@@ -183,9 +177,6 @@ def test_fences_open_and_close(text: str, italic: list[int]) -> None:
     assert [number for number, style in enumerate(styles) if "italic" in style] == italic
 
 
-# Sources and switches.
-
-
 def test_colours_belong_to_the_sources() -> None:
     pieces = [Piece("**a "), Piece("b** `c`", "context"), Piece("\n```python\n")]
     pieces.append(Piece("def", "recycled"))
@@ -196,9 +187,6 @@ def test_colours_belong_to_the_sources() -> None:
     assert {colour.name for colour in colours if colour} == {context, recycled}
     assert ("b", f"bold {context}") in styles_of(rows[0])
     assert styles_of(rows[2]) == [("def", recycled)]
-
-
-# Reasoning.
 
 
 def test_reasoning_is_dim_and_labelled() -> None:
@@ -212,8 +200,6 @@ def test_reasoning_is_dim_and_labelled() -> None:
     hidden = MarkdownRenderer(True, False, reasoning=False)
     assert [row.plain for row in (*hidden.feed(pieces, 80)[0], *hidden.flush(80))] == ["*Yes*"]
 
-
-# Texts that are hard to set.
 
 BOMBS = {
     "one line": "a" * 100_000,

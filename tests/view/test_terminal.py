@@ -62,9 +62,6 @@ def test_a_pipe_has_whole_rows_whatever_the_width() -> None:
     assert re.search(r"^\[b\]pear +170 +- +-$", shown, re.MULTILINE)
 
 
-# Closed pipes.
-
-
 ANSWER = "generate -p the -n 99 --ignore-eos"
 
 
@@ -88,9 +85,6 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
         told = err.read()
     assert b"Broken" not in told
     assert b"Traceback" not in told
-
-
-# Progress.
 
 
 def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(monkeypatch: Any) -> None:
