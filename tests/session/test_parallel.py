@@ -7,10 +7,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from ladecli.__main__ import run_and_exit
 from ladecli.errors import UsageError
 from ladecli.events import TextStep
 from ladecli.models import device
@@ -34,7 +33,12 @@ from tests.support.models import saved
 
 pytestmark = pytest.mark.slow
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ladecli")
+
+def torchrun() -> None:
+    """Start the program as two ranks, as torchrun does, but as forks of this process."""
+    meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    options = {"nproc_per_node": 2, "max_restarts": 0, "start_method": "fork"}
+    elastic_launch(LaunchConfig(1, 1, **options, **meeting), run_and_exit)()
 
 
 class Ranks:
@@ -42,26 +46,15 @@ class Ranks:
 
     Args:
         arguments: of the command line.
-        launcher: what starts the ranks, if it is not rank 0.
-        forks: whether rank 1 is a fork of rank 0, and not a new Python.
+        options: of `processes.Forked`.
     """
 
-    def __init__(self, *arguments: str, launcher: Sequence[str] = (), forks: bool = False) -> None:
+    def __init__(self, *arguments: str, **options: Any) -> None:
         read, write = os.pipe()
         self.out = open(read)  # noqa: SIM115  (`ended`)
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (`ended`)
-        self.program: processes.Forked | subprocess.Popen[bytes]
-        if launcher:
-            self.program = subprocess.Popen(
-                [sys.executable, *launcher, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=self.errors,
-                start_new_session=True,
-            )
-        else:
-            streams = (None, write, self.errors.fileno())
-            self.program = processes.Forked(arguments, streams, os.environ, ranks=forks)
+        streams = (None, write, self.errors.fileno())
+        self.program = processes.Forked(arguments, streams, os.environ, **options)
         os.close(write)
         self.family: list[psutil.Process] = []
 
@@ -85,21 +78,21 @@ class Ranks:
         return code, out, lines
 
 
-@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["ours", "torchrun"])
+@pytest.mark.parametrize("launcher", [None, torchrun], ids=["ours", "torchrun"])
 def test_ranks_yield_the_text_of_one_until_one_is_killed(
-    launcher: tuple[str, ...], lade: Any, rows_file: Any, tmp_path: Path, monkeypatch: Any
+    launcher: Any, lade: Any, rows_file: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     prompts = rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
     asked = ["generate", "--prompt-file", prompts, "-n", "200", "--ignore-eos", "--json"]
     asked += ["--temperature", "0.7", "--seed", "3"]
     expected = [row["token_ids"] for row in lade(*asked).rows()]
-    if not launcher:  # torchrun has the current folder on Python's path
+    if not launcher:
         asked += ["--parallel", "2"]
         assert processes.lade("--version").returncode == 0  # tests start processes, too
         monkeypatch.chdir(tmp_path)
         for name in ("multiprocessing", "os", "random", "re", "signal", "ladecli", "torch"):
             (tmp_path / f"{name}.py").write_text(f"open({name!r}, 'x')")
-    ranks = Ranks(*asked, launcher=launcher)
+    ranks = Ranks(*asked, main=launcher)
     first = json.loads(ranks.line())
     assert (first["decode"]["ranks"], first["token_ids"]) == (2, expected[0])
     ranks.kill_last_rank()
@@ -117,7 +110,7 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
 def test_leaders_leave_nothing(number: int, code: int, tmp_path: Path, monkeypatch: Any) -> None:
     asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    ranks = Ranks(*asked, forks=True)
+    ranks = Ranks(*asked, ranks=True)
     assert ranks.line()
     # As a terminal does with Ctrl-C, or when it is closed: to all of the group.
     send = os.kill if number == signal.SIGKILL else os.killpg
