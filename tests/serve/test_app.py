@@ -45,7 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the demo model, which has a longer context here."""
     home = tmp_path_factory.mktemp("home")
     longer = stating("config.json", max_position_embeddings=CONTEXT)
-    with Server(home, "--queue", "2", model=copied(DEMO, home / "demo", longer)) as started:
+    folder = copied(DEMO, home / "demo", longer)
+    with Server(home, "--queue", "2", "--name", "demo", model=folder) as started:
         yield started
 
 
@@ -70,14 +71,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_whole_answer_is_that_of_generate(server: Server, lade: Any) -> None:
     expected = lade("generate", "-p", QUESTION[0]["content"], "-n", "40", "--json").json()
     with server.client() as client:
-        assert [model.id for model in client.models.list()] == [server.model]
+        assert [model.id for model in client.models.list()] == ["demo"]
         answer = client.chat.completions.create(
             model="whatever", messages=QUESTION, max_completion_tokens=40
         )
     choice, usage = answer.choices[0], answer.usage
     assert (choice.message.content, choice.message.role) == (expected["text"], "assistant")
     assert choice.finish_reason == expected["finish_reason"] == "length"
-    assert answer.model == server.model
+    assert answer.model == "demo"
     assert usage.prompt_tokens == expected["usage"]["prompt_tokens"]
     assert usage.completion_tokens == len(expected["token_ids"])
     assert answer.lade["tokens_per_step"] == usage.completion_tokens / answer.lade["steps"]
@@ -313,7 +314,7 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
         assert time.monotonic() - began < 2, "all of it was tokenised"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
-        assert client.models.retrieve(server.model).id == server.model
+        assert client.models.retrieve("demo").id == "demo"
 
 
 def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.serve.test_app import Server
 from tests.support.scripts import CHATML, Scripted
+from tests.support.server import Server
 
 IM = ("<|im_start|>", "<|im_end|>")
 TEMPLATE = """\
@@ -30,6 +30,7 @@ WEATHER = {
 }
 TOOLS: Any = [{"type": "function", "function": WEATHER}]
 HI = {"role": "user", "content": "What about Paris?"}
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,6 @@ class Server(processes.Forked):
     """What it ends with."""
 
     def __init__(self, home: Path, *options: str, model: str = "demo") -> None:
-        self.model = model
         ours, theirs = os.pipe()
         quiet = os.open(os.devnull, os.O_RDWR)
         env = {name: value for name, value in os.environ.items() if not name.startswith("LADE_")}
