@@ -257,7 +257,7 @@ class Talk(Result):
         text = '{"messages": []}' if file is None else file.read_text(encoding="utf-8")
         self.conversation = from_json(text).conversation
         self.said = [message.content for message in self.conversation.messages]
-        self.told = re.findall(r"^(?:> )*lade: (.*)", self.err, re.M)
+        self.notices = re.findall(r"^(?:> )*lade: (.*)", self.err, re.M)
 
 
 @pytest.fixture

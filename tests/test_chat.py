@@ -52,7 +52,7 @@ def test_turns_read_what_is_new_and_can_go_on(talk: Lade, tmp_path: Path, strate
     saves = (f"/save {page}", f"/save {path}", "/save")  # the last one to the newest file
     chat = talk(*lines, *saves, QUESTIONS[2], f"/save {page}", options=options)
     assert f"saved to {path}\n> saved to {path}\n" in chat.err
-    assert chat.told == []
+    assert chat.notices == []
     assert "cut at" not in chat.err, "replies end by themselves"
     assert chat.err.count("tokens per step") == 2, "--no-stats"
     (tokens, steps, cached, prompt), after = figures(chat.err)
@@ -132,7 +132,7 @@ def test_ctrl_c_in_a_load_goes_on_with_the_model_before(talk: Lade, monkeypatch:
 def test_errors_cost_neither_the_conversation_nor_the_chat(talk: Lade, monkeypatch: Any) -> None:
     during_forward(monkeypatch, 8, Mock(side_effect=RuntimeError("an illegal moment")))
     chat = talk(QUESTIONS[0], "/save x\0y", "caf\udce9", "more", options="-n 20")
-    for line, words in zip(chat.told, ("an illegal moment", "/save xy", "UTF-8"), strict=True):
+    for line, words in zip(chat.notices, ("an illegal moment", "/save xy", "UTF-8"), strict=True):
         assert words in line
     assert chat.said[1].startswith("Lookahead")
     assert chat.said[0::2] == [QUESTIONS[0], "more"]
@@ -221,7 +221,7 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     lines = ("/model ./nowhere", "/model demo", QUESTIONS[1])
     before = talk(*lines, options="-n 9 Hello", home=tmp_path)
     assert "> Hello" in before.err, "a first message is shown as if it were typed"
-    assert "there is no model folder ./nowhere" in before.told[0]
+    assert "there is no model folder ./nowhere" in before.notices[0]
     assert "going on after 2 messages" in before.err
     assert before.said[0::2] == ["Hello", QUESTIONS[1]]
     day = before.file.rename(before.file.with_name("2020-01-01.json"))
@@ -274,9 +274,9 @@ def test_a_damaged_chat_hides_no_older_one(talk: Lade, lade: Lade, tmp_path: Pat
 
 def test_a_reply_is_copied_to_the_terminals_clipboard(talk: Lade) -> None:
     chat = talk("/copy", QUESTIONS[0], "/copy", "/copy x")
-    assert "there is no reply to copy" in chat.told[0]
-    assert "no terminal with a clipboard" in chat.told[1]
-    assert "takes no arguments" in chat.told[2]
+    assert "there is no reply to copy" in chat.notices[0]
+    assert "no terminal with a clipboard" in chat.notices[1]
+    assert "takes no arguments" in chat.notices[2]
     chat = talk(QUESTIONS[0], "/copy", options="-n 9 --color always")
     code = re.search(r"\x1b]52;c;([\w+/=]+)\x07", chat.err)
     assert code is not None
@@ -304,7 +304,7 @@ def test_messages_and_replies_that_do_not_fit(talk: Lade, tmp_path: Path) -> Non
     path.write_text("long " * 300)
     lines = ("long " * 300, f'/paste "{path}"', "What is this?", "/paste none", "What is this?")
     chat = talk(*lines, "/stats", options="--max-context 150 -n 200 --ignore-eos")
-    alone, attached = chat.told
+    alone, attached = chat.notices
     assert re.search(r"does not fit .* of 150 tokens .*; shorten it$", alone)
     assert "long " * 300 + "\n> " in chat.err, "the message comes back"
     assert "/paste none" in attached
@@ -350,7 +350,7 @@ REFUSED = (
 
 def test_commands_that_cannot_be_done(talk: Lade) -> None:
     chat = talk("/show", *(text for text, _ in REFUSED), "/show")
-    for line, (text, words) in zip(chat.told, REFUSED, strict=True):
+    for line, (text, words) in zip(chat.notices, REFUSED, strict=True):
         assert words in line, text
     before, *lines, after = chat.err.removesuffix("> ").split("\n> ")[1:]
     assert all("\n" not in line for line in lines)
@@ -461,8 +461,8 @@ def test_no_file_is_overwritten_but_the_chats_own(talk: Lade, tmp_path: Path) ->
     # After `/reset` a chat has no file yet.
     chat = talk(QUESTIONS[0], f"/save {one}", "/reset", "x", "/save", f"/save {other}")
     assert from_json(one.read_text()).conversation.messages[0].content == QUESTIONS[0]
-    assert "name a file" in chat.told[0]
-    assert ("exists; name another file" in chat.told[1], other.read_text()) == (True, "mine")
+    assert "name a file" in chat.notices[0]
+    assert ("exists; name another file" in chat.notices[1], other.read_text()) == (True, "mine")
     other.unlink()
     chat = talk(QUESTIONS[1], f"/save {other}", "y", "/save")
     assert from_json(other.read_text()).conversation == chat.conversation
@@ -480,7 +480,7 @@ def test_loading_replaces_only_what_is_kept(talk: Lade, tmp_path: Path) -> None:
     full.mkdir()
     (full / "lade").touch()  # where the folder of kept chats would be
     chat = talk(QUESTIONS[0], f"/load {path}", "/system", home=full)
-    assert "2 messages that are kept nowhere; /save FILE and /reset" in chat.told[0]
+    assert "2 messages that are kept nowhere; /save FILE and /reset" in chat.notices[0]
     assert "> none" in chat.err
 
 
@@ -527,7 +527,7 @@ def test_compare_decodes_the_same_text_again(talk: Lade, monkeypatch: Any, tmp_p
     def other_text() -> None:
         model: Any = loaded[-1].executor.model
         forward = model.forward
-        model.forward = lambda *given: -forward(*given)
+        model.forward = lambda *inputs: -forward(*inputs)
 
     change_decoders(monkeypatch, loaded.append)
     # Of other seeds some draft nothing after the first step, and then nothing is to be learned.
@@ -540,7 +540,7 @@ def test_compare_decodes_the_same_text_again(talk: Lade, monkeypatch: Any, tmp_p
     assert re.search(rows, chat.err, re.M)
     assert re.search(r"^same text · \d+\.\d\d× as fast .*\d runs? of each\)$", chat.err, re.M)
     assert re.search(r"another text from token 1 on.*--batch-invariant", chat.err, re.S)
-    assert "no reply to compare" in chat.told[0]
+    assert "no reply to compare" in chat.notices[0]
     assert "too short to compare" in chat.err
 
 
@@ -548,7 +548,7 @@ def test_compare_decodes_the_same_text_again(talk: Lade, monkeypatch: Any, tmp_p
 def test_compare_knows_a_reply_from_another_with_its_text(talk: Lade) -> None:
     chat = talk("def", "def", "def", "/undo", "/compare", options="-n 1 -t 0")
     assert chat.said[1] == chat.said[3], "the test needs replies that are alike"
-    assert "no reply to compare" in chat.told[-1]
+    assert "no reply to compare" in chat.notices[-1]
 
 
 def test_a_model_without_a_template(talk: Lade, tmp_path: Path) -> None:

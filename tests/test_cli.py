@@ -335,7 +335,7 @@ def test_no_prompt_at_a_terminal(lade: Any, monkeypatch: pytest.MonkeyPatch) -> 
     ("option", "package", "fix"),
     [
         ("--device-map auto", "accelerate", "accelerate"),
-        *(("--quantize 4bit", each, "'ladecli[quant]'") for each in ("accelerate", "bitsandbytes")),
+        *(("--quantize 4bit", name, "'ladecli[quant]'") for name in ("accelerate", "bitsandbytes")),
     ],
 )
 def test_missing_packages(option: str, package: str, fix: str, lade: Any, monkeypatch: Any) -> None:
@@ -654,7 +654,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         code, headers, body = 404, {"X-Error-Code": "RepoNotFound"}, b""
-        name = next((each for each in self.folders if f"/{each}/" in f"{path}/"), "")
+        name = next((folder for folder in self.folders if f"/{folder}/" in f"{path}/"), "")
         if path.startswith(f"/{name}/resolve/"):
             code, headers = 404, {"X-Error-Code": "EntryNotFound"}
             file = self.folders[name] / path.rsplit("/", 1)[1]

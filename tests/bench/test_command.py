@@ -92,8 +92,8 @@ def test_the_default_is_short_and_fits_a_pipe(lade: Any, tmp_path: Path) -> None
     assert done.code == 0
     assert "6 prompts × 4 methods × 1 repeat" in done.err
     assert max(map(len, done.out.splitlines())) <= 100
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert [method["name"] for method in found["contenders"]] == [*DEFAULT]
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert [method["name"] for method in result["contenders"]] == [*DEFAULT]
 
 
 def test_reports_of_compiled_steps(bench: Any, compiler: Compiler, tmp_path: Path) -> None:
@@ -105,13 +105,13 @@ def test_reports_of_compiled_steps(bench: Any, compiler: Compiler, tmp_path: Pat
     for file in files:
         assert f"written to {file}" in done.err
         assert file.stat().st_size > 1000
-    found = json.loads(files[1].read_text())
-    assert found["conditions"]["rows"] == 3
-    methods = Counter(run["contender"] for run in found["runs"])
+    result = json.loads(files[1].read_text())
+    assert result["conditions"]["rows"] == 3
+    methods = Counter(run["contender"] for run in result["runs"])
     assert methods == dict.fromkeys(("autoregressive", "lookahead", "hf", "hf-compiled"), 4)
-    assert len({(run["row"], run["turn"], run["digest"]) for run in found["runs"]}) == 4
+    assert len({(run["row"], run["turn"], run["digest"]) for run in result["runs"]}) == 4
     assert compiler.count <= 2
-    assert found["failures"] == []
+    assert result["failures"] == []
     for words in ("plain decoding", "transformers' compiled generate", "4/4"):
         assert words in done.out
     assert "\x1b" not in done.out
@@ -133,10 +133,10 @@ def test_a_method_that_fails_does_not_cost_the_others(bench: Any, monkeypatch: A
             raise RuntimeError("shape mismatch\nin some kernel")
 
     before_answers(monkeypatch, fail)
-    found = bench("--strategies", "autoregressive,jacobi,lookahead", "--json").json(1)
-    assert {run["contender"] for run in found["runs"]} == {"autoregressive", "lookahead"}
-    assert found["failures"][0]["contender"] == "jacobi"
-    assert found["failures"][0]["error"] == "RuntimeError: shape mismatch"
+    result = bench("--strategies", "autoregressive,jacobi,lookahead", "--json").json(1)
+    assert {run["contender"] for run in result["runs"]} == {"autoregressive", "lookahead"}
+    assert result["failures"][0]["contender"] == "jacobi"
+    assert result["failures"][0]["error"] == "RuntimeError: shape mismatch"
 
 
 def test_a_grid_of_settings(bench: Any) -> None:

@@ -34,14 +34,14 @@ def runner(
     session: Session, settings: Settings = ON, strategy: str = STOCK, room: int = 80
 ) -> StockRunner:
     """A method, its steps compiled already where it has such."""
-    found = StockRunner(Method(strategy, strategy), session, settings, room)
+    method = StockRunner(Method(strategy, strategy), session, settings, room)
     if strategy == STOCK_COMPILED:
-        found.answer(session.encode("def f"), lambda: False)
-    return found
+        method.answer(session.encode("def f"), lambda: False)
+    return method
 
 
-def answered(found: StockRunner, prompt: list[int], cancelled: Any = lambda: False) -> Answer:
-    answer = found.answer(prompt, cancelled)
+def answered(method: StockRunner, prompt: list[int], cancelled: Any = lambda: False) -> Answer:
+    answer = method.answer(prompt, cancelled)
     assert answer.marks == sorted(answer.marks)
     # Every step adds something, with and without candidates.
     assert answer.lengths == sorted(set(answer.lengths))

@@ -23,7 +23,7 @@ QUICK = ("verify", "-q", "--limit", "2", "-n", "24")
 
 
 def talks(*turns: Sequence[str]) -> list[dict[str, object]]:
-    return [{"id": f"row-{n}", "turns": list(each)} for n, each in enumerate(turns, start=1)]
+    return [{"id": f"row-{n}", "turns": [*texts]} for n, texts in enumerate(turns, start=1)]
 
 
 def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
@@ -97,8 +97,8 @@ def test_early_ends_are_faults(lade: Lade, monkeypatch: Any, rows_file: Any, sho
 
     monkeypatch.setattr(Session, "stream", ends_early)
     prompts = rows_file(*talks(("def ", "more")))
-    found = lade(*QUICK, "--raw", "--ignore-eos", "--prompts", prompts, "--json")
-    (answer,) = found.json(1)["answers"]  # the prompt of turn 2 would differ
+    done = lade(*QUICK, "--raw", "--ignore-eos", "--prompts", prompts, "--json")
+    (answer,) = done.json(1)["answers"]  # the prompt of turn 2 would differ
     fault = answer["divergence"]
     assert (fault["position"], fault["gap"], fault["explained"]) == (6, None, False)
     assert (fault["other"] is None) is (shorter == "lookahead")
@@ -136,12 +136,12 @@ def test_prompts_that_are_too_long_are_skipped(lade: Lade, rows_file: Any) -> No
 
 def test_without_prompts_or_memory_it_fails(lade: Lade, monkeypatch: Any, rows_file: Any) -> None:
     prompts = rows_file(*talks(("word " * 500,)))
-    found = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts)
-    assert "row-1" in found.refused()
+    done = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts)
+    assert "row-1" in done.refused()
     change_decoders(monkeypatch, lambda decoder: run_out(decoder, lambda _: True))
-    found = lade(*QUICK)
-    assert found.code == 1
-    assert "out of memory" in found.out + found.err
+    done = lade(*QUICK)
+    assert done.code == 1
+    assert "out of memory" in done.out + done.err
 
 
 @pytest.mark.parametrize("presses", [1, 2])
@@ -151,6 +151,6 @@ def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: Any, presses: i
             signal.raise_signal(signal.SIGINT)
 
     during_forward(monkeypatch, 70, press)
-    found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
-    assert found.code == 130
-    assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
+    done = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
+    assert done.code == 130
+    assert done.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"

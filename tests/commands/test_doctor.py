@@ -52,8 +52,8 @@ def checked(lade: Any) -> Callable[..., dict[str, list[dict[str, Any]]]]:
     return call
 
 
-def problems(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [check for checks in found.values() for check in checks if check["level"] == "problem"]
+def problems(report: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [check for checks in report.values() for check in checks if check["level"] == "problem"]
 
 
 def test_the_report_ends_with_a_summary(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +75,14 @@ def test_the_report_ends_with_a_summary(lade: Any, monkeypatch: pytest.MonkeyPat
 def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     l4 = Device("cuda", "cuda:1", "NVIDIA L4", int(24e9))
     use_devices(monkeypatch, H100, l4, CPU, free=2e9, capability="9.0")
-    found = checked()
+    report = checked()
     value = "NVIDIA H100 80GB HBM3 (cuda:0), compute capability 9.0"
-    assert found["device"][0]["value"] == value
-    assert found["driver"][0]["value"] == "550.54.15"
-    assert found["memory cuda:0"][0]["level"] == "warning"
-    assert found["memory cuda:1"][0]["level"] == found["main memory"][0]["level"] == "ok"
-    assert found["profile"][0]["value"].startswith("h100, ")
-    assert found["CUDA graphs"][0]["value"].startswith("on, ")
+    assert report["device"][0]["value"] == value
+    assert report["driver"][0]["value"] == "550.54.15"
+    assert report["memory cuda:0"][0]["level"] == "warning"
+    assert report["memory cuda:1"][0]["level"] == report["main memory"][0]["level"] == "ok"
+    assert report["profile"][0]["value"].startswith("h100, ")
+    assert report["CUDA graphs"][0]["value"].startswith("on, ")
     assert checked("--device", "cpu")["profile"][0]["value"].startswith("cpu, ")
     unknown = Device("cuda", "cuda:0", "Some Accelerator 9000", int(24e9))
     use_devices(monkeypatch, unknown, CPU, capability="7.5")
@@ -92,12 +92,12 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
 def test_what_commands_refuse_of_what_holds_without_flags(checked: Any, monkeypatch: Any) -> None:
     config_path().parent.mkdir(parents=True)
     config_path().write_text("top-p = 7", encoding="utf-8")
-    (found,) = problems(checked())
-    assert found["value"].startswith("top-p must be in (0, 1], not 7.0 (top-p in the config file")
+    (report,) = problems(checked())
+    assert report["value"].startswith("top-p must be in (0, 1], not 7.0 (top-p in the config file")
     config_path().unlink()
     monkeypatch.setenv("LADE_TEMPERATURE", "hot")
-    (found,) = problems(checked())
-    assert found["value"] == "LADE_TEMPERATURE must be a number, not 'hot'"
+    (report,) = problems(checked())
+    assert report["value"] == "LADE_TEMPERATURE must be a number, not 'hot'"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")
@@ -130,15 +130,15 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     monkeypatch.setattr(metadata, "requires", lambda _: [*needs, "pytest; extra == 'test'"])
     monkeypatch.setattr(metadata, "version", version)
     use_devices(monkeypatch, H100, CPU)
-    found = checked()
-    fixes = {problem["name"]: problem["fix"] for problem in problems(found)}
+    report = checked()
+    fixes = {problem["name"]: problem["fix"] for problem in problems(report)}
     assert fixes == {name: f"pip install '{needs[n]}'" for n, name in enumerate(("torch", "typer"))}
-    newer = found["transformers"][-1]
+    newer = report["transformers"][-1]
     assert (newer["level"], newer["fix"]) == ("warning", "pip install 'transformers<5.30,>=5.17'")
     assert "5.30.0.dev0 is newer than what was tried" in newer["value"]
-    assert "numpy" not in found
-    assert "fused kernels" in found["triton"][0]["value"]
-    assert "pip install" in found["flash-attn"][0]["fix"]
+    assert "numpy" not in report
+    assert "fused kernels" in report["triton"][0]["value"]
+    assert "pip install" in report["flash-attn"][0]["fix"]
     use_devices(monkeypatch, CPU)
     assert "CUDA GPU" in checked()["flash-attn"][0]["value"]
 
@@ -164,9 +164,11 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     ],
 )
 def test_findings(arguments: str, name: str, level: str, words: str, checked: Any) -> None:
-    found = checked(*arguments.split())
-    assert (found[name][0]["level"], words in found[name][0]["value"]) == (level, True)
-    assert {each["name"] for each in problems(found)} == ({name} if level == "problem" else set())
+    report = checked(*arguments.split())
+    assert (report[name][0]["level"], words in report[name][0]["value"]) == (level, True)
+    assert {problem["name"] for problem in problems(report)} == (
+        {name} if level == "problem" else set()
+    )
 
 
 def test_a_broken_profile_of_the_users(checked: Any) -> None:
@@ -189,14 +191,14 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     config_path().parent.mkdir(parents=True)
     config_path().write_text('dtype = "bfloat16"\nprofile = "t4"\n', encoding="utf-8")
     monkeypatch.setenv("LADE_BUDGET", "24")
-    found = checked("demo", "--max-context", "300", "--sources", "context")
-    assert found["config file"][0]["value"] == str(config_path())
-    assert found["profile"][0]["value"] == "t4, by config file"
-    assert found["weights"][0]["value"] == "3.1M parameters, 6.3 MB as bfloat16"
+    report = checked("demo", "--max-context", "300", "--sources", "context")
+    assert report["config file"][0]["value"] == str(config_path())
+    assert report["profile"][0]["value"] == "t4, by config file"
+    assert report["weights"][0]["value"] == "3.1M parameters, 6.3 MB as bfloat16"
     value = "lookahead, budget 24, context, of the profile t4"
-    assert found["settings"][0]["value"] == value
-    assert "300 tokens of context fit" in found["memory"][0]["value"]
-    assert "in a chat" in found["memory use"][0]["value"]
+    assert report["settings"][0]["value"] == value
+    assert "300 tokens of context fit" in report["memory"][0]["value"]
+    assert "in a chat" in report["memory use"][0]["value"]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +210,8 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     ],
 )
 def test_misfits(checked: Any, tmp_path: Path, key: str, size: int, level: str, words: str) -> None:
-    found = checked(copied(DEMO, tmp_path / "model", stating("config.json", **{key: size})))
-    checks = [*found.get("model", []), *found.get("weights", [])]
+    report = checked(copied(DEMO, tmp_path / "model", stating("config.json", **{key: size})))
+    checks = [*report.get("model", []), *report.get("weights", [])]
     assert [check["level"] for check in checks if words in check["value"]] == [level]
 
 

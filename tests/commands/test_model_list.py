@@ -99,11 +99,11 @@ def test_a_reason_for_each_model_that_does_not_work(cache: Path, listed: Any) ->
     (cache / "models--file").write_text("no folder")
     expected = {f"a/{name}": note for name, (_, _, note) in ODD.items()}
     expected |= {name: f"hf download {name}" for name in ("a/gated", "a/begun")}
-    found = listed()
-    assert found.keys() == {"demo", *expected}
-    assert found["a/begun"]["size_bytes"] >= 5000
+    models = listed()
+    assert models.keys() == {"demo", *expected}
+    assert models["a/begun"]["size_bytes"] >= 5000
     for name, note in expected.items():
-        model = found[name]
+        model = models[name]
         assert model["fits"] is None, name
         assert note in model["note"], name
         assert str(cache) not in model["note"], name

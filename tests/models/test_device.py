@@ -23,8 +23,8 @@ def patch(tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """16 GiB of which 8 are available, 8 cores, and no cgroups; torch for CPUs."""
     memory, read = SimpleNamespace(total=16 * GIB, available=8 * GIB), Path.read_text
 
-    def there(path: Path, *given: Any, **options: Any) -> str:
-        return read(tmp_path / path.relative_to("/"), *given, **options)
+    def there(path: Path, *arguments: Any, **options: Any) -> str:
+        return read(tmp_path / path.relative_to("/"), *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device.psutil, "virtual_memory", lambda: memory)
@@ -108,17 +108,17 @@ def test_gpus(patch: pytest.MonkeyPatch, tmp_path: Path, answer: str, driver: st
 
 
 @pytest.mark.parametrize(
-    ("wanted", "build", "why"),
+    ("name", "build", "why"),
     [
         ("cuda", None, "no CUDA device: this torch is built without CUDA"),
         ("cuda:1", "13.0", "no CUDA device: no GPU answers"),
         ("mps", None, r"no Apple GPU \(mps\) here"),
     ],
 )
-def test_devices_not_here(patch: pytest.MonkeyPatch, wanted: str, build: Any, why: str) -> None:
+def test_devices_not_here(patch: pytest.MonkeyPatch, name: str, build: Any, why: str) -> None:
     patch.setattr(torch.version, "cuda", build)
     with pytest.raises(UsageError, match=f"{why}; use --device cpu"):
-        detect(wanted)
+        detect(name)
 
 
 @pytest.mark.parametrize(

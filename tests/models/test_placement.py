@@ -50,12 +50,12 @@ def test_keys_are_where_their_layers_are() -> None:
     assert held(cache, 0) == [7, 8, 10, 12]
     assert held(cache, 3) == [10, 11, 13, 15]
     assert cache.layer(1)[0].device == ELSEWHERE
-    assert {tuple(each.shape) for each in cache.tensors} == {(4, 2, GROWTH, 3)}
+    assert {tuple(tensor.shape) for tensor in cache.tensors} == {(4, 2, GROWTH, 3)}
     write(cache, list(range(GROWTH)))
     cache.keep(range(GROWTH))
     cache.truncate(3)
     assert held(cache, 0) == [7, 8, 10]
-    assert {each.shape[2] for each in cache.tensors} == {2 * GROWTH}, "all grow together"
+    assert {tensor.shape[2] for tensor in cache.tensors} == {2 * GROWTH}, "all grow together"
     cache.release()
     assert not cache.tensors
 

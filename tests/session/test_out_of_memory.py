@@ -77,13 +77,13 @@ def test_a_reply_that_memory_cuts_short_is_kept_in_its_chat(talk: Any, monkeypat
     assert whole.startswith(chat.said[1])
     messages = chat.conversation.messages
     assert [message.interrupted for message in messages] == [False, True, False, False]
-    assert re.match(OUT, chat.told[0])
+    assert re.match(OUT, chat.notices[0])
 
 
 def test_a_question_that_memory_leaves_unanswered_comes_back(talk: Any, monkeypatch: Any) -> None:
     tighten(monkeypatch, after(0))
     chat = talk(QUESTIONS[0], "/undo")
     assert f"{QUESTIONS[0]}\n> " in chat.err
-    assert re.match(OUT, chat.told[0])
-    assert "no message yet" in chat.told[1]
+    assert re.match(OUT, chat.notices[0])
+    assert "no message yet" in chat.notices[1]
     assert "the answer is empty" not in chat.err

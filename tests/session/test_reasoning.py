@@ -71,7 +71,7 @@ def tokens(text: str, special: Any) -> list[Text]:
     """One piece for every special token and every other character."""
     pieces = []
     while text:
-        mark = next((each for each in special if text.startswith(each)), "")
+        mark = next((token for token in special if text.startswith(token)), "")
         pieces.append(Text.special(mark) if mark else Text.plain(text[0]))
         text = text[len(mark) or 1 :]
     return pieces

@@ -82,9 +82,9 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
         os.close(write)
         assert child.wait() == 0
         err.seek(0)
-        told = err.read()
-    assert b"Broken" not in told
-    assert b"Traceback" not in told
+        errors = err.read()
+    assert b"Broken" not in errors
+    assert b"Traceback" not in errors
 
 
 def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(monkeypatch: Any) -> None:
