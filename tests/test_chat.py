@@ -109,9 +109,11 @@ def test_a_reply_stands_where_ctrl_c_comes_before_another(talk: Lade, monkeypatc
 
 def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("a remark")
-    steps = ("Hello", f"/paste {tmp_path / 'note.txt'}", "/model demo")
-    said = talk(*steps, "more", options="-n 5").said
-    assert (len(said), said[2][:9]) == (4, "note.txt:")
+    saved = tmp_path / "chat.json"
+    steps = ("Hello", f"/save {saved}", f"/paste {tmp_path / 'note.txt'}", "/model demo")
+    talk(*steps, "more", "/save", options="-n 5")
+    messages = from_json(saved.read_text()).conversation.messages
+    assert (len(messages), messages[2].content[:9]) == (4, "note.txt:")
 
 
 def test_a_model_that_cannot_be_opened_ends_no_chat(talk: Lade, model_folder: str) -> None:
