@@ -15,7 +15,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 def test_what_steps_take_is_kept_and_used_from_then_on(lade: Any) -> None:
-    result = lade("tune", "demo", "--seconds", "0.5", "--json", "-q").json()
+    result = lade("tune", "demo", "--seconds", "1", "--json", "-q").json()
     assert [row["width"] for row in result["steps"]] == [*WIDTHS]
     costs = [row["cost"] for row in result["steps"]]
     assert (costs[0], costs) == (1.0, sorted(costs))
@@ -27,7 +27,7 @@ def test_what_steps_take_is_kept_and_used_from_then_on(lade: Any) -> None:
 
 
 def test_a_dry_run_shows_a_table_and_writes_nothing(lade: Any) -> None:
-    result = lade("tune", "demo", "--seconds", "0.5", "--dry-run")
+    result = lade("tune", "demo", "--seconds", "1", "--dry-run")
     assert result.code == 0
     rows = [line.split() for line in result.out.splitlines()]
     assert [row[0] for row in rows if row[0].isdecimal()] == [*map(str, WIDTHS)]
@@ -41,5 +41,5 @@ def test_what_cannot_be_measured_or_kept(lade: Any, tmp_path: Path, monkeypatch:
     assert (plain.code, "no step is wider" in plain.err) == (1, True)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    result = lade("tune", "demo", "--seconds", "0.5")
+    result = lade("tune", "demo", "--seconds", "1")
     assert (result.code, "cannot be written" in result.err) == (1, True)
