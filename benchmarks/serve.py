@@ -34,8 +34,8 @@ from common import Report, argument_parser, run_parts
 
 import ladecli
 from ladecli.events import TextStep
-from tests.serve.test_app import JSON, Server, http_post
 from tests.support import processes
+from tests.support.server import JSON, Server, http_post
 
 KINDS = ((None, 16), (1, 6), (2, 10), (3, 16))
 """Seeds, of which None is greedy, and tokens of answers."""

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ladecli.profiles import measured
 from ladecli.session.conversation import from_json
 from ladecli.session.session import Session
 from tests.support.compiler import Compiler
-from tests.support.hub import plan
+from tests.support.hub import copied, plan
 from tests.support.models import model_of
 from tests.support.processes import Result
 from tests.support.tokenizers import byte_level
@@ -150,6 +151,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture
+def model_with(model_folder: str, tmp_path: Path) -> Callable[..., str]:
+    """Makes a copy of that folder with some changes, and gives its name."""
+    return partial(copied, model_folder, tmp_path / "copy")
+
+
 @pytest.fixture(scope="module")
 def session(model_folder: str) -> Session:
     """A session with that model."""
@@ -250,7 +257,7 @@ class Talk(Result):
         text = '{"messages": []}' if file is None else file.read_text(encoding="utf-8")
         self.conversation = from_json(text).conversation
         self.said = [message.content for message in self.conversation.messages]
-        self.told = re.findall(r"^(?:> )*lade: (.*)", self.err, re.M)
+        self.notices = re.findall(r"^(?:> )*lade: (.*)", self.err, re.M)
 
 
 @pytest.fixture

@@ -24,24 +24,22 @@ CI = ("pip", "pytest")
 
 def blocks(page: Path, language: str) -> list[str]:
     """The code of a page that a test can run: the rest says why it is not run."""
-    found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [code for reason, kind, code in found if kind == language and not reason]
+    whole = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [code for reason, kind, code in whole if kind == language and not reason]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=lambda p: p.stem)
-def test_commands_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(tmp_path)
     lines = [line for code in blocks(page, "console") for line in code.splitlines()]
     for command in [part for line in lines for part in line.removeprefix("$ ").split(" && ")]:
         command, _, target = command.partition(" > ")
-        program, *given = shlex.split(command, comments=True)
+        program, *arguments = shlex.split(command, comments=True)
         if program in CI:
             continue
         assert program == "lade", f"say why it is not run: {command}"
-        assert entry(given) == 0, command
+        assert entry(arguments) == 0, command
         printed = capsys.readouterr().out
         assert printed, command
         if target:
@@ -49,9 +47,12 @@ def test_commands_of_a_page_run(
 
 
 def test_commands_in_the_text_have_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = (page.read_text(encoding="utf-8") for page in PAGES)
-    for command in {each for text in texts for each in re.findall(r"`lade ([a-z][^`]*)`", text)}:
-        assert entry([*shlex.split(command), "--help"]) == 0, command
+    """Options are looked at before the help is printed: one call does for all of a command."""
+    text, arguments = "".join(page.read_text(encoding="utf-8") for page in PAGES), dict[str, str]()
+    for name, others in {*re.findall(r"`lade ((?:config )?[a-z]+)([^`]*)`", text)}:
+        arguments[name] = arguments.get(name, "") + f" {others}"
+    for name, others in arguments.items():
+        assert entry([*name.split(), *shlex.split(others), "--help"]) == 0, name
         assert "Usage" in capsys.readouterr().out
 
 

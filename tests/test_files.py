@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,7 +39,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"trace": "one", "pool_file": "two"}, None),
         ({"trace": "one", "pool_file": "folder/../one"}, "--trace and --pool-file are the same"),
@@ -47,18 +49,15 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_two_things_do_not_go_to_one_file(
-    given: dict[str, Any], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("prompt").write_text("a prompt")
     Path("link").symlink_to("prompt")
-    request = GenerateRequest(**given)
-    if message is None:
-        record.check(request, answers=3)
-    else:
-        with pytest.raises(UsageError, match=f"^{message}"):
-            record.check(request, answers=3)
+    refusal = pytest.raises(UsageError, match=f"^{message}") if message else nullcontext()
+    with refusal:
+        record.check(GenerateRequest(**options), answers=3)
 
 
 def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -72,15 +71,10 @@ def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_there_stays_until_the_new_file_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "x"
     path.write_text("old")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(LadeError, match=r"^--trace .*x cannot be written: No space left"):
         files.write(path, "newer", "--trace")

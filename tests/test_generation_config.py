@@ -29,7 +29,7 @@ from ladecli.events import Ended, TextEvent
 from ladecli.generation_config import ENDS, OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
 from ladecli.session.session import Session, Settings
 from tests.support.decoding import text_ids
-from tests.support.hub import copied, stating
+from tests.support.hub import stating
 
 CONFIG = LookaheadConfig(4, 4, 4)
 TEXT = "the cat sat on the"
@@ -56,7 +56,11 @@ CONFIGS: list[dict[str, Any]] = [
     SAMPLES | {"top_h": 0.5, "renormalize_logits": True},
     SAMPLES | {"watermarking_config": SYNTH_ID, "temperature": 1.3},
 ]
-each = pytest.mark.parametrize("given", CONFIGS, ids=lambda given: ",".join(given) or "nothing")
+FEW = [CONFIGS[0], CONFIGS[1], CONFIGS[6], CONFIGS[10]]
+SLOW = [pytest.param(fields, marks=pytest.mark.slow) for fields in CONFIGS if fields not in FEW]
+for_configs = pytest.mark.parametrize(
+    "fields", FEW + SLOW, ids=lambda fields: ",".join(fields) or "nothing"
+)
 
 
 @pytest.fixture
@@ -64,8 +68,8 @@ def generating(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     """Gives the model a generation config, in which an end token is one that it likes."""
     model = session.loaded.model
 
-    def give(**given: Any) -> GenerationConfig:
-        config = GenerationConfig(**{"eos_token_id": [0, 278], "pad_token_id": 0} | given)
+    def give(**fields: Any) -> GenerationConfig:
+        config = GenerationConfig(**{"eos_token_id": [0, 278], "pad_token_id": 0} | fields)
         monkeypatch.setattr(model, "generation_config", config)
         return config
 
@@ -92,21 +96,21 @@ def generate(session: Session, **options: Any) -> Any:
     return session.loaded.model.generate(ids, **options)
 
 
-def new_ids(session: Session, **options: Any) -> list[int]:
+def new_ids(session: Session, *, ours: bool = False, **options: Any) -> list[int]:
+    """New ids of transformers' `generate`, or of ours within it."""
+    if ours:
+        options |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
     return [int(i) for i in generate(session, **options)[0, len(session.encode(TEXT)) :]]
-
-
-# Every field.
 
 
 def test_every_field_of_transformers_has_a_meaning() -> None:
     """A version that adds one needs a word about it in the table of the docs, and a test."""
-    known = {name for given in CONFIGS for name in given}
+    known = {name for fields in CONFIGS for name in fields}
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
-    told = {*re.findall(r"`(\w+)`", page.partition("## The generation config")[2])}
-    acted_on = {*SAMPLING, *PROCESSORS, *ENDS, *OTHER_WAYS, *REFUSED}
+    documented = {*re.findall(r"`(\w+)`", page.partition("## The generation config")[2])}
+    used = {*SAMPLING, *PROCESSORS, *ENDS, *OTHER_WAYS, *REFUSED}
     public = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    assert public | acted_on <= told
+    assert public | used <= documented
     assert {*SAMPLING, *PROCESSORS} <= known
     assert OTHER_WAYS.keys() | REFUSED.keys() == OTHER.keys()
     assert {"eos_token_id", *ENDS} == ENDING.keys()
@@ -127,15 +131,12 @@ OTHER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_another_way_to_decode_is_named_and_refused(
-    name: str, session: Session, generating: Any
-) -> None:
+def test_another_way_to_decode_is_refused(name: str, session: Session, generating: Any) -> None:
     # Otherwise `generate` refuses several sequences itself.
     config = generating(do_sample=name == "num_return_sequences")
     setattr(config, name, OTHER[name])
-    told = [line for line in session.notices if "not applied" in line]
-    assert len(told) == (name in OTHER_WAYS)
-    assert all(name in line for line in told)
+    lines = [name in line for line in session.notices if "not applied" in line]
+    assert lines == [True] * (name in OTHER_WAYS)
     if name not in REFUSED:
         return
     with pytest.raises(ValueError, match=f"{name}=.* of the model's generation config; pass"):
@@ -160,9 +161,7 @@ def test_fields_that_change_no_text(name: str, session: Session, generating: Any
     plain = new_ids(session)
     generating(**{name: SAME[name]})
     assert new_ids(session) == plain
-    assert text_ids(stream(session)) == plain
-    options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
-    assert new_ids(session, **options) == plain
+    assert text_ids(stream(session)) == new_ids(session, ours=True) == plain
 
 
 def test_contrastive_search_is_none_where_it_samples(session: Session, generating: Any) -> None:
@@ -198,8 +197,7 @@ def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
         generating()
         criterion = StopStringCriteria(options.pop("tokenizer"), value)
         options["stopping_criteria"] = [criterion]
-    options |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
-    assert new_ids(session, **options) == theirs
+    assert new_ids(session, ours=True, **options) == theirs
 
 
 def test_limits_of_the_user_come_first(session: Session, generating: Any) -> None:
@@ -209,19 +207,13 @@ def test_limits_of_the_user_come_first(session: Session, generating: Any) -> Non
         assert len(text_ids(stream(session, new=9))) == 9
 
 
-# The same text as `generate`.
-
-
-@each
-def test_greedy_text_is_that_of_generate(
-    given: dict[str, Any], session: Session, generating: Any
-) -> None:
-    generating(**given)
+@for_configs
+def test_greedy_text_is_that_of_generate(fields: Any, session: Session, generating: Any) -> None:
+    generating(**fields)
     theirs = new_ids(session, do_sample=False)
     for strategy in ("lookahead", "autoregressive"):
         assert text_ids(stream(session, strategy)) == theirs, strategy
-    options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
-    assert new_ids(session, do_sample=False, **options) == theirs
+    assert new_ids(session, ours=True, do_sample=False) == theirs
 
 
 def next_logits(session: Session, text: Sequence[int]) -> Tensor:
@@ -236,12 +228,10 @@ def next_logits(session: Session, text: Sequence[int]) -> Tensor:
     return rows[0]
 
 
-@each
-def test_tokens_are_drawn_from_what_generate_draws_from(
-    given: dict[str, Any], session: Session, generating: Any
-) -> None:
+@for_configs
+def test_tokens_are_drawn_as_generate_does(fields: Any, session: Session, generating: Any) -> None:
     """The same tokens with the same probabilities, and one text for all ways with one seed."""
-    generating(**given | SAMPLES)
+    generating(**fields | SAMPLES)
     torch.manual_seed(0)
     out = generate(session, output_scores=True, return_dict_in_generate=True)
     prompt = session.encode(TEXT)
@@ -249,7 +239,7 @@ def test_tokens_are_drawn_from_what_generate_draws_from(
     sampling = replace(session.loaded.defaults.sampling, seed=5)
     settings = Settings(sampling=sampling, max_new_tokens=NEW)
     chosen = session.choosing(prompt, settings)
-    stride = 1 if given.get("watermarking_config") is SYNTH_ID else 5  # it counts its calls
+    stride = 1 if fields.get("watermarking_config") is SYNTH_ID else 5  # it counts its calls
     for place, scores in [*enumerate(out.scores)][::stride]:
         before = text[: len(prompt) + place]
         ours = scored(next_logits(session, before), before, *chosen)
@@ -258,8 +248,7 @@ def test_tokens_are_drawn_from_what_generate_draws_from(
     texts = [
         text_ids(stream(session, s, sampling=sampling)) for s in ("lookahead", "autoregressive")
     ]
-    options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG, "lade_seed": 5}
-    assert texts[0] == texts[1] == new_ids(session, **options)
+    assert texts[0] == texts[1] == new_ids(session, ours=True, lade_seed=5)
 
 
 def test_flags_come_before_the_config(session: Session, generating: Any) -> None:
@@ -277,9 +266,7 @@ def test_flags_come_before_the_config(session: Session, generating: Any) -> None
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_without_end_tokens_nothing_is_said_of_them(
-    ignore_eos: bool, session: Session, generating: Any
-) -> None:
+def test_end_tokens_may_be_absent(ignore_eos: bool, session: Session, generating: Any) -> None:
     generating(min_new_tokens=3, exponential_decay_length_penalty=(2, 5.0), no_repeat_ngram_size=2)
     ends = None if ignore_eos else [0, 278]
     options = {"exponential_decay_length_penalty": None} if ignore_eos else {}
@@ -288,17 +275,11 @@ def test_without_end_tokens_nothing_is_said_of_them(
     assert (len(theirs) == NEW) == ignore_eos
 
 
-# At the door.
-
-
 @pytest.mark.slow
-def test_a_folder_is_decoded_as_generate_decodes_it(
-    lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
-) -> None:
-    changes: dict[str, Any] = {"max_new_tokens": 20, "no_repeat_ngram_size": 2}
-    changes |= {"suppress_tokens": [216], "watermarking_config": {}}
-    change = stating("generation_config.json", **changes)
-    folder = copied(model_folder, tmp_path / "copy", change)
+def test_a_folder_is_decoded_as_by_generate(lade: Any, model_with: Any, rows_file: Any) -> None:
+    fields: dict[str, Any] = {"max_new_tokens": 20, "no_repeat_ngram_size": 2}
+    fields |= {"suppress_tokens": [216], "watermarking_config": {}}
+    folder = model_with(stating("generation_config.json", **fields))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("the", return_tensors="pt")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -312,26 +293,24 @@ def test_a_folder_is_decoded_as_generate_decodes_it(
     assert verified.code == 0, verified.err
 
 
-def test_values_that_make_no_sense(lade: Any, model_folder: str, tmp_path: Path) -> None:
+def test_values_that_make_no_sense(lade: Any, model_with: Any) -> None:
     """Files are edited by hand; `generate` refuses or fails with most of them."""
     sampling = {"do_sample": True, "top_k": -1, "num_beams": 3}
     wrong = {"max_new_tokens": "many", "max_length": -1, "stop_strings": [5], "bad_words_ids": []}
     wrong |= {"min_new_tokens": "5", "no_repeat_ngram_size": "3", "typical_p": -1.0}
     wrong |= {"watermarking_config": {"bad": 1}, "eos_token_id": [0, 10**9]}
     silent = {"cache_implementation": "bogus", "early_stopping": 5, "compile_config": {}}
-    change = stating("generation_config.json", **sampling, **wrong, **silent)
-    folder = copied(model_folder, tmp_path / "copy", change)
+    folder = model_with(stating("generation_config.json", **sampling, **wrong, **silent))
     result = lade("generate", folder, "-p", "the", "-n", "8", "--ignore-eos", "--json")
     assert len(result.json()["token_ids"]) == 8
-    told = "not applied, though the model's generation config has it: num_beams, top_k -1"
-    assert told in result.err
+    words = "not applied, though the model's generation config has it: num_beams, top_k -1"
+    assert words in result.err
     (line,) = [line for line in result.err.splitlines() if "makes no sense" in line]
-    said = lade("doctor", folder).out
-    assert "not applied: num_beams, top_k -1" in said
+    report = lade("doctor", folder).out
+    assert "not applied: num_beams, top_k -1" in report
     for name, value in wrong.items():
-        assert f"{name} {value!r}" in line
-        assert f"{name} " in said
-    assert not any(name in line + said for name in silent)
+        assert (f"{name} {value!r}" in line, f"{name} " in report) == (True, True)
+    assert not any(name in line + report for name in silent)
 
 
 def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:

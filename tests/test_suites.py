@@ -39,7 +39,7 @@ def test_the_builtin_suite_is_whole() -> None:
 )
 def test_a_part_has_something_of_every_category(limit: int | None, names: str) -> None:
     rows = [Row(name, name[0], ("text",)) for name in ("b1", "b2", "a1", "b3", "c1", "a2")]
-    assert " ".join(found.id for found in suites.some(rows, limit)) == names
+    assert " ".join(row.id for row in suites.some(rows, limit)) == names
 
 
 def test_what_rows_become(tmp_path: Path) -> None:
@@ -56,25 +56,19 @@ def test_what_rows_become(tmp_path: Path) -> None:
         Row("line-3", "all", ("first", "second")),
         Row("7", "2.5", (" kept ",)),
     )
-    found = prompts.gather([], [str(path)])
-    assert [(row.id, row.turns) for row in found] == [
-        ("a", ("one\u2028line",)), ("2", ("first", "second")), ("7", (" kept ",)),
-    ]  # fmt: skip
+    assert [row.id for row in prompts.gather([], [str(path)])] == ["a", "2", "7"]
 
 
 def talk(*messages: tuple[str, object], **more: object) -> str:
     """A row of messages, by role and content."""
-    said = [{"role": role, "content": content} for role, content in messages]
-    return json.dumps({"messages": said, **more})
+    listed = [{"role": role, "content": content} for role, content in messages]
+    return json.dumps({"messages": listed, **more})
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        *(
-            (line, "JSON")
-            for line in ('{"promp', "[" * 100_000, "9" * 5000, '{"prompt": "\\ud83d"}')
-        ),
+        *((line, "JSON") for line in ('{"promp', "[" * 10**5, "9" * 5000, '{"prompt": "\\ud83d"}')),
         ('{"id": 3}', "no 'prompt'"),
         ('{"prompt": 3}', "prompt: input should be a valid string, not 3"),
         ('{"prompt": null}', "no 'prompt'"),
@@ -93,8 +87,8 @@ def talk(*messages: tuple[str, object], **more: object) -> str:
         (talk(("system", "b"), ("user", "c"), system="a"), "'system' and a system message"),
         (talk(("user", "a"), ("critic", "b")), "messages 2 role: input should be 'system', "),
         (
-            talk(("user", [{"type": "image", "url": "x"}])),
-            "messages 1 content 1 type: input should be 'text', not 'image'",
+            talk(("user", [{"type": "image"}])),
+            "content 1 type: input should be 'text', not ",
         ),
         (talk(("user", " ")), "must be a text of the user's"),
         (talk(("assistant", "a")), "is the assistant's, and must"),
@@ -129,10 +123,9 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("-").startswith("standard input is closed; ")
 
 
-@pytest.mark.parametrize("name", ["nonsense", ""])
-def test_an_unknown_suite(name: str) -> None:
-    known = ", ".join(suites.NAMES)
-    assert refused(name).endswith(f" {name!r}; use {known} or a .jsonl file")
+def test_an_unknown_suite() -> None:
+    for name in ("nonsense", ""):
+        assert f" {name!r}; use {', '.join(suites.NAMES)} or a .jsonl file" in refused(name)
 
 
 def test_a_file_may_be_called_like_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

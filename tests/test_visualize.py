@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def tally_of(events: list[TextEvent]) -> Tally:
     return tally
 
 
-# Text.
+COLOURED = "Once\x1b[36m upon\x1b[0m\x1b[94m a\x1b[0m time\x1b[33m[31m[red]\x1b[0m\n\ufffd\n"
 
 
 @pytest.mark.parametrize(
@@ -55,11 +56,7 @@ def tally_of(events: list[TextEvent]) -> Tally:
     [
         (False, None, "Once upon a time\x1b[31m[red]\n\ufffd\n"),
         (True, None, "Once upon a time[31m[red]\n\ufffd\n"),
-        (
-            True,
-            ColorSystem.STANDARD,
-            "Once\x1b[36m upon\x1b[0m\x1b[94m a\x1b[0m time\x1b[33m[31m[red]\x1b[0m\n\ufffd\n",
-        ),
+        (True, ColorSystem.STANDARD, COLOURED),
     ],
     ids=["pipe", "terminal", "colours"],
 )
@@ -79,28 +76,13 @@ def test_printable_keeps_text_and_drops_commands() -> None:
 
 
 def test_all_views_are_finished_though_one_fails() -> None:
-    class Failing:
-        shown = finished = 0
-
-        def show(self, _event: TextEvent) -> None:
-            self.shown += 1
-
-        def finish(self) -> None:
-            self.finished += 1
-            raise LadeError(self.name)
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-    views, tally = (Failing("no room"), Failing("no disk")), Tally()
-    last = r"^no disk$"
-    with pytest.raises(LadeError, match=last), together(tally, *views) as show:
+    views, tally = [Mock(), Mock()], Tally()
+    for view, error in zip(views, ("no room", "no disk"), strict=True):
+        view.finish.side_effect = LadeError(error)
+    with pytest.raises(LadeError, match=r"^no disk$"), together(tally, *views) as show:
         show(ANSWER[1])
-    assert [(view.shown, view.finished) for view in views] == [(1, 1), (1, 1)]
+    assert [(view.show.call_count, view.finish.call_count) for view in views] == [(1, 1), (1, 1)]
     assert tally.tokens == 1
-
-
-# Figures.
 
 
 def test_figures() -> None:
@@ -109,8 +91,7 @@ def test_figures() -> None:
     assert (tally.tokens_per_step, tally.step_width) == (2.0, 9.0)
     assert tally.accepted == {"trajectory": 1, "context": 1, "recycled": 1}
     assert (tally.prefill_seconds, tally.decode_seconds) == (0.75, 1.0)
-    assert tally.tokens_per_second == 5.0
-    assert tally.speedup == 0.0
+    assert (tally.tokens_per_second, tally.speedup) == (5.0, 0.0)
     empty = tally_of([Ended("length")])
     assert (empty.tokens_per_step, empty.tokens_per_second, empty.speedup) == (0.0, 0.0, 0.0)
     assert tally_of(ANSWER[1:2]).tokens_per_second == 2.0
@@ -130,8 +111,8 @@ def answer_on_a_slow_clock(drafts: bool) -> Tally:
         seconds = (0.5 + tally.tokens / 1000) * (1.3 if many else 1.0)
         pause = 5.0 if number % 90 == 7 else 0.0
         pieces = [("x", "context")] * (2 if many else 0) + [("y", None)]
-        made = step(*pieces, width=6 if many else 1, seconds=seconds + pause)
-        tally.add(replace(made, cost=1.3 if many else 1.0))
+        event = step(*pieces, width=6 if many else 1, seconds=seconds + pause)
+        tally.add(replace(event, cost=1.3 if many else 1.0))
     return tally
 
 
@@ -183,8 +164,6 @@ def test_statistics(width: int, lines: list[str]) -> None:
     assert statistics_line(tally_of(priced(ANSWER, cost=2.0)), width).plain.split("\n") == lines
 
 
-# The status row.
-
 REPLY: list[TextEvent] = [Started(0, 600), *ANSWER, *[step(("x", None), width=1)] * 16]
 DRAFTED = priced([*REPLY, *[step(*[("x", "context")] * 9, width=9)] * 4], cost=1.0)
 READING: list[TextEvent] = [Started(40, 600), PromptRead(512, 600, 0.1)]
@@ -218,8 +197,6 @@ def test_the_status_fits_every_screen() -> None:
             line = status_line(tally_of(priced(events, 1.5)), width, max_context=131_072)
             assert 0 < line.cell_len <= width
 
-
-# Colours of sources.
 
 SEEN_BY = {
     "everybody": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
@@ -255,23 +232,15 @@ def test_an_answer_without_a_gain_says_so() -> None:
 def test_names_of_sources_have_the_colours_of_tokens_or_none() -> None:
     tally = tally_of(DRAFTED)
     for colours in (True, False):
-        texts = [
-            statistics_line(tally, 120, colours),
-            status_line(tally, 120, 2048, colours),
-            legend(tally.accepted, 120, colours),
-        ]
+        texts = (statistics_line(tally, 120, colours), status_line(tally, 120, 2048, colours))
+        texts += (legend(tally.accepted, 120, colours),)
         styles = {str(span.style) for text in texts for span in text.spans}
         assert any(SOURCE_STYLES["context"] in style for style in styles) == colours
     for width in (80, 40):
         assert all(len(line) <= width for line in legend(SOURCE_STYLES, width).plain.split("\n"))
 
 
-def test_an_answer_that_was_not_begun() -> None:
-    tally = tally_of([*READING, Ended("interrupted")])
-    assert remarks(tally, 9) == ["interrupted while reading the prompt"]
-
-
-def test_an_empty_answer_is_told() -> None:
-    tally = Tally()
-    tally.add(Ended("eos"))
-    assert remarks(tally, 9) == ["the answer is empty"]
+def test_answers_without_text() -> None:
+    begun = tally_of([*READING, Ended("interrupted")])
+    assert remarks(begun, 9) == ["interrupted while reading the prompt"]
+    assert remarks(tally_of([Ended("eos")]), 9) == ["the answer is empty"]

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
 TWO = ("--strategies", "autoregressive,lookahead")
+PAPER = {"window": 7, "ngram": 5, "guesses": 7, "sources": "trajectory"}
 ALL = STRATEGIES[:-1]  # the last one compiles
 ROWS = (
     {"id": "one", "category": "prose", "prompt": "Once upon a time there was"},
@@ -53,42 +54,35 @@ def before_answers(patch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None
 def test_all_strategies_side_by_side(bench: Any, tmp_path: Path) -> None:
     done = bench("--json", "-q", "--strategies", ",".join(ALL))
     assert (done.code, done.err) == (0, "")
-    found = done.json()
-    assert found["schema"] == SCHEMA == "lade-bench/1"
-    settings = {c["name"]: c["settings"] for c in found["contenders"]}
+    result = done.json()
+    assert result["schema"] == SCHEMA == "lade-bench/1"
+    settings = {c["name"]: c["settings"] for c in result["contenders"]}
     assert [*settings] == list(ALL)
     assert settings["lookahead"] == {"budget": 24, "sources": "context+recycled"}
-    assert settings["paper"] == {
-        "window": 7, "ngram": 5, "guesses": 7, "budget": 56, "sources": "trajectory",
-    }  # fmt: skip
-    assert found["reference"] == "autoregressive"
-    assert found["model"]["name"] == "tiny-llama"
-    assert found["conditions"]["prompts"] == "rows.jsonl"
+    assert settings["paper"] == PAPER | {"budget": 56}
+    assert result["reference"] == "autoregressive"
+    assert result["model"]["name"] == "tiny-llama"
+    assert result["conditions"]["prompts"] == "rows.jsonl"
     assert str(tmp_path) not in done.out
     # Every method on every turn, and in float32 they all say the same.
-    digests: dict[tuple[str, int], set[str]] = {}
-    for run in found["runs"]:
-        digests.setdefault((run["row"], run["turn"]), set()).add(run["digest"])
-        assert run["tokens"] == 12
-        assert run["steps"] == len(run["step_seconds"]) + 1
+    runs = result["runs"]
+    assert len(runs) == len(ALL) * 4
+    assert len({(run["row"], run["turn"], run["digest"]) for run in runs}) == 4
+    for run in runs:
+        assert (run["tokens"], run["steps"]) == (12, len(run["step_seconds"]) + 1)
         assert run["peak_memory"] is None or run["peak_memory"] > 0
-    assert digests.keys() == {("one", 1), ("two", 1), ("talk", 1), ("talk", 2)}
-    assert all(len(each) == 1 for each in digests.values())
-    assert len(found["runs"]) == len(ALL) * 4
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for run in found["runs"]:
-        by_method.setdefault(run["contender"], []).append(run)
+        source = {"jacobi": "jacobi", "prompt-lookup": "context"}.get(run["contender"])
+        assert source is None or run["accepted"].keys() <= {source}
+    by_method = {name: [run for run in runs if run["contender"] == name] for name in ALL}
     plain, stock = by_method["autoregressive"], by_method["hf"]
     assert all((run["steps"], run["fed"], run["accepted"]) == (12, 11, {}) for run in plain)
     assert all((run["steps"], run["fed"]) == (12, None) for run in stock)
-    for name, source in (("jacobi", "jacobi"), ("prompt-lookup", "context")):
-        assert all(run["accepted"].keys() <= {source} for run in by_method[name])
     for run in (*by_method["paper"], *by_method["lookahead"]):
         assert sum(run["accepted"].values()) == 12 - run["steps"]
-    for each in found["time_spent"]:  # the parts of a step add up to its time
-        steps = [s for run in by_method[each["contender"]] for s in run["step_seconds"]]
-        assert sum(each["seconds"].values()) == pytest.approx(sum(steps) / len(steps), rel=0.05)
-    spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
+    spent = {part["contender"]: part["seconds"] for part in result["time_spent"]}
+    for name, parts in spent.items():  # the parts of a step add up to its time
+        steps = [seconds for run in by_method[name] for seconds in run["step_seconds"]]
+        assert sum(parts.values()) == pytest.approx(sum(steps) / len(steps), rel=0.05)
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
     assert spent["lookahead"].keys() == {"draft", "forward", "commit", "learn", "text"}
 
@@ -98,13 +92,11 @@ def test_the_default_is_short_and_fits_a_pipe(lade: Any, tmp_path: Path) -> None
     assert done.code == 0
     assert "6 prompts × 4 methods × 1 repeat" in done.err
     assert max(map(len, done.out.splitlines())) <= 100
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert [method["name"] for method in found["contenders"]] == [*DEFAULT]
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert [method["name"] for method in result["contenders"]] == [*DEFAULT]
 
 
-def test_reports_of_compiled_steps_beside_ours(
-    bench: Any, compiler: Compiler, tmp_path: Path
-) -> None:
+def test_reports_of_compiled_steps(bench: Any, compiler: Compiler, tmp_path: Path) -> None:
     files = [tmp_path / f"r.{kind}" for kind in ("md", "json")]
     reports = [word for file in files for word in ("--report", str(file))]
     done = bench("--strategies", "autoregressive,lookahead,hf,hf-compiled", *reports)
@@ -113,69 +105,58 @@ def test_reports_of_compiled_steps_beside_ours(
     for file in files:
         assert f"written to {file}" in done.err
         assert file.stat().st_size > 1000
-    found = json.loads(files[1].read_text())
-    assert found["conditions"]["rows"] == 3
-    methods = Counter(run["contender"] for run in found["runs"])
+    result = json.loads(files[1].read_text())
+    assert result["conditions"]["rows"] == 3
+    methods = Counter(run["contender"] for run in result["runs"])
     assert methods == dict.fromkeys(("autoregressive", "lookahead", "hf", "hf-compiled"), 4)
-    assert len({(run["row"], run["turn"], run["digest"]) for run in found["runs"]}) == 4
+    assert len({(run["row"], run["turn"], run["digest"]) for run in result["runs"]}) == 4
     assert compiler.count <= 2
-    assert found["failures"] == []
+    assert result["failures"] == []
     for words in ("plain decoding", "transformers' compiled generate", "4/4"):
         assert words in done.out
     assert "\x1b" not in done.out
 
 
 def test_prompts_that_are_too_long_are_left_out(bench: Any) -> None:
-    long = "word " * 300
-    rows = (
-        {"id": "short", "prompt": "Once"},
-        {"id": "long", "prompt": long},
-        {"id": "later", "turns": ["Once", long]},
-    )
-    found = bench(*TWO, "--json", rows=rows).json()
-    assert {run["row"] for run in found["runs"]} == {"short", "later"}
-    reasons = {each["row"]: each["reason"] for each in found["skipped"]}
+    turns = {"short": ["Once"], "long": ["word " * 300], "later": ["Once", "word " * 300]}
+    rows = tuple({"id": name, "turns": texts} for name, texts in turns.items())
+    result = bench(*TWO, "--json", rows=rows).json()
+    assert {run["row"] for run in result["runs"]} == {"short", "later"}
+    reasons = {row["row"]: row["reason"] for row in result["skipped"]}
     assert "which with an answer of 12 is more than the context's 256; " in reasons["long"]
     assert reasons["later"].startswith("turn 2: the prompt has 1,230 tokens, which ")
 
 
-def test_a_method_that_fails_does_not_cost_the_others(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_that_fails_does_not_cost_the_others(bench: Any, monkeypatch: Any) -> None:
     def fail(method: str) -> None:
         if method == "jacobi":
             raise RuntimeError("shape mismatch\nin some kernel")
 
     before_answers(monkeypatch, fail)
-    found = bench("--strategies", "autoregressive,jacobi,lookahead", "--json").json(1)
-    assert {run["contender"] for run in found["runs"]} == {"autoregressive", "lookahead"}
-    assert found["failures"][0]["contender"] == "jacobi"
-    assert found["failures"][0]["error"] == "RuntimeError: shape mismatch"
+    result = bench("--strategies", "autoregressive,jacobi,lookahead", "--json").json(1)
+    assert {run["contender"] for run in result["runs"]} == {"autoregressive", "lookahead"}
+    assert result["failures"][0]["contender"] == "jacobi"
+    assert result["failures"][0]["error"] == "RuntimeError: shape mismatch"
 
 
 def test_a_grid_of_settings(bench: Any) -> None:
-    found = bench("--sweep", "W=3,5 N=3,4 G=W", "--sources", "trajectory", "--json").json()
-    assert [c["name"] for c in found["contenders"]] == [
-        "autoregressive",
-        *(f"lookahead W={w} N={n} G={w}" for w in (3, 5) for n in (3, 4)),
-    ]
-    assert found["contenders"][2]["settings"] == {
-        "window": 3, "ngram": 4, "guesses": 3, "budget": 18, "sources": "trajectory",
-    }  # fmt: skip
-    assert found["conditions"]["sweep"] == {"W": ["3", "5"], "N": ["3", "4"], "G": ["W"]}
+    result = bench("--sweep", "W=3,5 N=3,4 G=W", "--sources", "trajectory", "--json").json()
+    cells = [f"lookahead W={w} N={n} G={w}" for w in (3, 5) for n in (3, 4)]
+    assert [c["name"] for c in result["contenders"]] == ["autoregressive", *cells]
+    settings = PAPER | {"window": 3, "ngram": 4, "guesses": 3, "budget": 18}
+    assert result["contenders"][2]["settings"] == settings
+    assert result["conditions"]["sweep"] == {"W": ["3", "5"], "N": ["3", "4"], "G": ["W"]}
 
 
 def test_lengths_can_be_swept_as_far_as_the_model_reads(lade: Any, model_folder: str) -> None:
     sweep = ("--sweep", "context=50,100,1k", "--limit", "1")
-    found = lade("bench", model_folder, *QUICK, *sweep, "--json").json()
-    assert [c["name"] for c in found["contenders"]] == [*DEFAULT]
-    assert {(run["category"], run["prompt_tokens"]) for run in found["runs"]} == {
-        ("50", 50), ("100", 100),
-    }  # fmt: skip
-    assert found["model"]["context"] == 256
-    digests = {(run["category"], run["digest"]) for run in found["runs"]}
-    assert len(digests) == 2  # the text is the same for all
-    (left_out,) = found["skipped"]
+    result = lade("bench", model_folder, *QUICK, *sweep, "--json").json()
+    assert [c["name"] for c in result["contenders"]] == [*DEFAULT]
+    runs = {(run["category"], run["prompt_tokens"]) for run in result["runs"]}
+    assert runs == {("50", 50), ("100", 100)}
+    assert result["model"]["context"] == 256
+    assert len({run["digest"] for run in result["runs"]}) == 2, "the text is the same for all"
+    (left_out,) = result["skipped"]
     assert left_out["row"] == "1024/1"
     assert "than the context's 256" in left_out["reason"]
 
@@ -187,16 +168,12 @@ def test_lengths_can_be_swept_as_far_as_the_model_reads(lade: Any, model_folder:
         (("--sweep", "budget=4 W=15"), "budget=4 W=15 cannot run"),
     ],
 )
-def test_what_cannot_be_measured_with_this_model_is_refused(
-    lade: Any, model_folder: str, arguments: tuple[str, ...], message: str
-) -> None:
+def test_refused_measurements(lade: Any, model_folder: str, arguments: Any, message: str) -> None:
     assert message in lade("bench", model_folder, *arguments, "-q").refused()
 
 
 @pytest.mark.parametrize("presses", [1, 2, 3])
-def test_ctrl_c_keeps_what_was_measured(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, presses: int
-) -> None:
+def test_ctrl_c_keeps_results(bench: Any, tmp_path: Path, monkeypatch: Any, presses: int) -> None:
     asked = count(1)
 
     def press(_: str) -> None:

@@ -20,19 +20,17 @@ pytestmark = pytest.mark.skipif(not GPU.is_dir(), reason="benchmarks are not par
 
 
 @pytest.mark.slow
-def test_products_and_steps_are_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_products_and_steps_are_measured(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.syspath_prepend(GPU)
     for part in ("products", "steps"):
         monkeypatch.setattr(sys, "argv", [str(GPU / "parts.py"), "--rehearse", part, "tiny"])
         runpy.run_path(sys.argv[0], run_name="__main__")
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for line in capsys.readouterr().out.splitlines():
-        found |= json.loads(line)
-    assert found["head"]["microseconds"]["8"] > 0
-    for what in ("device_ms", "whole_ms", "drawn_ms"):
-        assert found["context 100"][what]["8"] > 0
+        figures |= json.loads(line)
+    assert figures["head"]["microseconds"]["8"] > 0
+    for name in ("device_ms", "whole_ms", "drawn_ms"):
+        assert figures["context 100"][name]["8"] > 0
 
 
 def test_parts_are_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def titles(made: Result) -> list[str]:
 
 def with_runs(made: Result, change: Callable[[Run], dict[str, object]]) -> Result:
     """The same with other fields in its runs."""
-    runs = tuple(dataclasses.replace(each, **change(each)) for each in made.runs)
+    runs = tuple(dataclasses.replace(run, **change(run)) for run in made.runs)
     return dataclasses.replace(made, runs=runs)
 
 
@@ -46,12 +47,10 @@ ONE_STEP: dict[str, object] = {"tokens": 1, "steps": 1, "fed": 0, "step_seconds"
 
 def contexts() -> Result:
     """Three texts of each of two lengths."""
+    cells = product(("autoregressive", "lookahead"), ("100", "4000"), (1, 2, 3), (1, 2))
     runs = tuple(
         run(name, f"{length}/{row}", length, prompt_tokens=int(length), repeat=repeat)
-        for name in ("autoregressive", "lookahead")
-        for length in ("100", "4000")
-        for row in (1, 2, 3)
-        for repeat in (1, 2)
+        for name, length, row, repeat in cells
     )
     made = result({"autoregressive": 1.0, "lookahead": 1.5}, runs=runs)
     asked = {**made.conditions, "sweep": {"context": ("100", "4000")}}
@@ -76,8 +75,8 @@ def test_the_headline_has_speed_and_equality() -> None:
 
 
 def test_answers_that_differ_are_in_the_headline() -> None:
-    def change(each: Run) -> dict[str, object]:
-        return {"digest": "other"} if (each.contender, each.row) == ("lookahead", "row-0") else {}
+    def change(run: Run) -> dict[str, object]:
+        return {"digest": "other"} if (run.contender, run.row) == ("lookahead", "row-0") else {}
 
     made = with_runs(result({"autoregressive": 1.0, "lookahead": 1.5}), change)
     assert "3 of 27 of lookahead" in document(made).headline[1]

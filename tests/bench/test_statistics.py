@@ -18,9 +18,9 @@ METHODS = result({"autoregressive": 1.0, "jacobi": 1.0}).contenders
 def runs(method: str, seconds: dict[str, list[float]]) -> list[Run]:
     """Runs of 20 tokens after the first step, in some seconds by row and repeat."""
     return [
-        run(method, row, "chat", repeat=repeat, tokens=21, steps=2, step_seconds=(each,))
+        run(method, row, "chat", repeat=repeat, tokens=21, steps=2, step_seconds=(step,))
         for row, repeats in seconds.items()
-        for repeat, each in enumerate(repeats, start=1)
+        for repeat, step in enumerate(repeats, start=1)
     ]
 
 
@@ -45,9 +45,9 @@ def test_equal_methods_seldom_differ_clearly(rows: int) -> None:
     clear = 0
     for _ in range(300):
         seconds = {n: {str(r): [chance.gauss(1.0, 0.1)] for r in range(rows)} for n in "xy"}
-        over = speedup(*(runs(name, each) for name, each in seconds.items()))
-        assert over is not None
-        assert over.interval is not None
+        over = speedup(*(runs(name, repeats) for name, repeats in seconds.items()))
+        assert over
+        assert over.interval
         clear += not over.interval[0] <= 1.0 <= over.interval[1]
     assert clear <= 25  # 15 are expected at most
 
@@ -57,14 +57,12 @@ def test_answers_of_one_side_alone_do_not_count() -> None:
     ours, theirs = (
         [
             run(name, row, "chat", turn=turn, tokens=21, steps=2, step_seconds=(float(turn),))
-            for row in "abc"
-            for turn in (1, 2)
+            for row, turn in product("abc", (1, 2))
         ]
         for name in "xy"
     )
-    for found in (speedup(ours[:-1], theirs), speedup(ours, theirs[1:])):
-        assert found is not None
-        assert found.value == pytest.approx(1.0)
+    for over in (speedup(ours[:-1], theirs), speedup(ours, theirs[1:])):
+        assert over == Speedup(pytest.approx(1.0), None)
 
 
 def test_equal_answers_are_counted_up_to_the_first_turn_that_differs() -> None:
@@ -76,8 +74,8 @@ def test_equal_answers_are_counted_up_to_the_first_turn_that_differs() -> None:
             asked = digest(turn + row + before * (turn == "2"))
             answer = {"digest": digest(row + turn + said), "prompt_digest": asked}
             made.append(run(name, row, "chat", turn=int(turn), **answer))
-        found = figures_of(result(runs=tuple(made), contenders=METHODS))[1]
-        return found.equal, found.compared
+        figures = figures_of(result(runs=tuple(made), contenders=METHODS))[1]
+        return figures.equal, figures.compared
 
     assert counts({}) == (4, 4)
     assert counts({"a1": "other"}) == (2, 3)
@@ -87,31 +85,27 @@ def test_equal_answers_are_counted_up_to_the_first_turn_that_differs() -> None:
 def test_answers_with_other_random_numbers_are_not_compared() -> None:
     made = result({"autoregressive": 1.0, "lookahead": 1.5, "hf": 0.8})
     sampled = replace(made, conditions={**made.conditions, "sampling": {"temperature": 0.8}})
-    assert [each.compared for each in figures_of(sampled)] == [0, 27, 0]
-    assert [each.compared for each in figures_of(made)] == [0, 27, 27]
+    assert [figures.compared for figures in figures_of(sampled)] == [0, 27, 0]
+    assert [figures.compared for figures in figures_of(made)] == [0, 27, 27]
     foreign = result({"hf": 0.8, "lookahead": 1.5})
     sampled = replace(foreign, reference="hf", conditions=sampled.conditions)
-    assert [each.compared for each in figures_of(sampled)] == [0, 0]
+    assert [figures.compared for figures in figures_of(sampled)] == [0, 0]
 
 
 def test_figures_by_hand() -> None:
     steps = tuple(float(number) for number in range(1, 11))
-    made = result(
-        runs=(
-            run("autoregressive", "a", "chat"),
-            run("jacobi", "a", "chat", tokens=21, steps=11, fed=40, first_seconds=1.0,
-                step_seconds=steps),
-            run("jacobi", "b", "chat", tokens=11, steps=11, fed=20, first_seconds=2.0,
-                step_seconds=steps),
-            run("jacobi", "c", "code", tokens=4, steps=2, fed=3, first_seconds=9.0,
-                step_seconds=(100.0,)),
-        ),
-        contenders=METHODS,
-    )  # fmt: skip
-    found = figures_of(made)[1]
-    assert (found.equal, found.compared) == (1, 1)
-    assert found.speedup == Speedup(pytest.approx(20 / 55 * PLAIN_STEP), None)
-    assert found.tokens_per_step == pytest.approx(36 / 24)
-    assert found.tokens_per_second == pytest.approx(10 / 55)
-    assert (found.first_seconds, found.step_median) == (2.0, 6.0)
-    assert [each.tokens_per_step for each in figures_of(made, "code")] == [2.0]
+    names = ("tokens", "steps", "fed", "first_seconds", "step_seconds")
+    rows = {
+        ("a", "chat"): (21, 11, 40, 1.0, steps),
+        ("b", "chat"): (11, 11, 20, 2.0, steps),
+        ("c", "code"): (4, 2, 3, 9.0, (100.0,)),
+    }
+    ours = (run("jacobi", *row, **dict(zip(names, rows[row], strict=True))) for row in rows)
+    made = result(runs=(run("autoregressive", "a", "chat"), *ours), contenders=METHODS)
+    figures = figures_of(made)[1]
+    assert (figures.equal, figures.compared) == (1, 1)
+    assert figures.speedup == Speedup(pytest.approx(20 / 55 * PLAIN_STEP), None)
+    assert figures.tokens_per_step == pytest.approx(36 / 24)
+    assert figures.tokens_per_second == pytest.approx(10 / 55)
+    assert (figures.first_seconds, figures.step_median) == (2.0, 6.0)
+    assert [figures.tokens_per_step for figures in figures_of(made, "code")] == [2.0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -34,16 +34,14 @@ def runner(
     session: Session, settings: Settings = ON, strategy: str = STOCK, room: int = 80
 ) -> StockRunner:
     """A method, its steps compiled already where it has such."""
-    found = StockRunner(Method(strategy, strategy), session, settings, room)
+    method = StockRunner(Method(strategy, strategy), session, settings, room)
     if strategy == STOCK_COMPILED:
-        found.answer(session.encode("def f"), lambda: False)
-    return found
+        method.answer(session.encode("def f"), lambda: False)
+    return method
 
 
-def answered(
-    found: StockRunner, prompt: list[int], cancelled: Callable[[], bool] = lambda: False
-) -> Answer:
-    answer = found.answer(prompt, cancelled)
+def answered(method: StockRunner, prompt: list[int], cancelled: Any = lambda: False) -> Answer:
+    answer = method.answer(prompt, cancelled)
     assert answer.marks == sorted(answer.marks)
     # Every step adds something, with and without candidates.
     assert answer.lengths == sorted(set(answer.lengths))
@@ -52,19 +50,14 @@ def answered(
     return answer
 
 
+PENALTY = SamplingConfig(repetition_penalty=1.3)
+
+
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        ON,
-        replace(ON, ignore_eos=False),
-        replace(ON, sampling=SamplingConfig(repetition_penalty=1.3)),
-    ],
-    ids=["on and on", "to the end", "penalty"],
+    "settings", [ON, replace(ON, ignore_eos=False), replace(ON, sampling=PENALTY)]
 )
-def test_the_text_is_that_of_plain_decoding(
-    session: Session, settings: Settings, strategy: str
-) -> None:
+def test_the_text_of_plain_decoding(session: Session, settings: Settings, strategy: str) -> None:
     for text in TEXTS:
         prompt = session.encode(text)
         answer = answered(runner(session, settings, strategy), prompt)
@@ -97,9 +90,9 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     ids = own(session, session.encode(TEXTS[0]), replace(ON, max_new_tokens=9))
     asks = {
         "eos_token_id": ids[4], "num_beams": 4, "prompt_lookup_num_tokens": 3, "max_time": 60.0,
-        "no_repeat_ngram_size": 3, "suppress_tokens": [0], "max_length": 3,
+        "no_repeat_ngram_size": 3, "suppress_tokens": [0], "max_length": 3, "use_cache": False,
         "return_dict_in_generate": True, "stop_strings": ["@@@"], "cache_implementation": "static",
-        "use_cache": False, "temperature": 0.1, "do_sample": True,
+        "temperature": 0.1, "do_sample": True,
     }  # fmt: skip
     for model in (session.loaded.model, session.stock_model):
         for name, value in asks.items():
@@ -109,9 +102,7 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_it_takes_of_the_generation_config_what_we_take(
-    demanding: Session, strategy: str, ignore_eos: bool
-) -> None:
+def test_the_generation_config_counts(demanding: Session, strategy: str, ignore_eos: bool) -> None:
     settings = Settings("autoregressive", max_new_tokens=20, ignore_eos=ignore_eos)
     prompt = demanding.encode(TEXTS[0])
     before = demanding.stock_model.generation_config
@@ -121,9 +112,7 @@ def test_it_takes_of_the_generation_config_what_we_take(
     assert demanding.stock_model.generation_config is before
 
 
-def test_compiled_steps_give_the_same_text_and_are_compiled_once(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_compiled_once_and_give_the_same_text(session: Session, monkeypatch: Any) -> None:
     config = CompileConfig(backend="eager", mode=None)
     config._compile_all_devices = True
     monkeypatch.setattr(stock, "compile_config", lambda: config)
@@ -142,9 +131,7 @@ def test_compiled_steps_give_the_same_text_and_are_compiled_once(
         del session.stock_model._compiled_call
 
 
-def test_a_text_that_is_longer_than_expected_gets_a_longer_cache(
-    session: Session, compiler: Compiler
-) -> None:
+def test_a_longer_text_gets_a_longer_cache(session: Session, compiler: Compiler) -> None:
     compiled, prompt = runner(session, ON, STOCK_COMPILED, 40), session.encode("a " * 20)
     compilations = []
     # 10 tokens and 30 just fit; 50 are too many, and 52 are not any more.

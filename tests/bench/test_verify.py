@@ -23,7 +23,7 @@ QUICK = ("verify", "-q", "--limit", "2", "-n", "24")
 
 
 def talks(*turns: Sequence[str]) -> list[dict[str, object]]:
-    return [{"id": f"row-{n}", "turns": list(each)} for n, each in enumerate(turns, start=1)]
+    return [{"id": f"row-{n}", "turns": [*texts]} for n, texts in enumerate(turns, start=1)]
 
 
 def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
@@ -40,12 +40,10 @@ def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
 
 
 def test_equal_answers(lade: Lade) -> None:
-    found = lade(*QUICK)
-    assert found.code == 0
-    assert "lookahead" in found.out.splitlines()[0]
-    assert found.out.splitlines()[-1] == "equal: all 48 tokens of 2 answers"
-    assert "\x1b" not in found.out
-    assert not found.err
+    done = lade(*QUICK)
+    assert (done.code, done.err, "\x1b" in done.out) == (0, "", False)
+    first, *_, last = done.out.splitlines()
+    assert ("lookahead" in first, last) == (True, "equal: all 48 tokens of 2 answers")
 
 
 @pytest.mark.parametrize("strategy", ["jacobi", "prompt-lookup", "lookahead"])
@@ -64,24 +62,20 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
     assert read["passed"] is False
     faults = [a["divergence"] for a in read["answers"] if a["divergence"] is not None]
     assert len(faults) == read["divergences"] >= read["unexplained"] > 0
-    fault = next(each for each in faults if not each["explained"])
-    assert set(fault) == {
-        *("row", "turn", "position", "plain", "other", "width"),
-        *("gap", "distance", "noise", "allowed", "explained"),
-    }
+    fault = next(fault for fault in faults if not fault["explained"])
+    names = "row turn position plain other width gap distance noise allowed explained"
+    assert set(fault) == {*names.split()}
     assert fault["width"] > 4
     assert fault["plain"]["id"] != fault["other"]["id"]
     # Two logits are moved against each other by twice as much at most.
     assert 0 < fault["allowed"] < fault["distance"] <= 4.0 + 1e-3
     # The position is that of the first difference.
-    answer = next(each for each in read["answers"] if each["divergence"] == fault)
+    answer = next(answer for answer in read["answers"] if answer["divergence"] == fault)
     assert answer["tokens"] == fault["position"]
 
 
 @ALIKE_BFLOAT16
-def test_rounding_explains_nothing_where_steps_are_batch_invariant(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounding_explains_nothing_in_batch_invariant_steps(lade: Lade, monkeypatch: Any) -> None:
     options = ("--dtype", "bfloat16", "--batch-invariant", "-t", "1", "--seed", "1")
     assert lade(*QUICK, *options).out.splitlines()[-1] == "equal: all 48 tokens of 2 answers"
     plant_fault(monkeypatch, 0.5)
@@ -93,9 +87,7 @@ def test_rounding_explains_nothing_where_steps_are_batch_invariant(
 
 
 @pytest.mark.parametrize("shorter", ["lookahead", "autoregressive"])
-def test_an_answer_that_ends_early_is_a_fault(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any, shorter: str
-) -> None:
+def test_early_ends_are_faults(lade: Lade, monkeypatch: Any, rows_file: Any, shorter: str) -> None:
     stream = Session.stream
 
     def ends_early(session: Session, prompt: Any, settings: Any, *others: Any) -> Any:
@@ -105,8 +97,8 @@ def test_an_answer_that_ends_early_is_a_fault(
 
     monkeypatch.setattr(Session, "stream", ends_early)
     prompts = rows_file(*talks(("def ", "more")))
-    found = lade(*QUICK, "--raw", "--ignore-eos", "--prompts", prompts, "--json")
-    (answer,) = found.json(1)["answers"]  # the prompt of turn 2 would differ
+    done = lade(*QUICK, "--raw", "--ignore-eos", "--prompts", prompts, "--json")
+    (answer,) = done.json(1)["answers"]  # the prompt of turn 2 would differ
     fault = answer["divergence"]
     assert (fault["position"], fault["gap"], fault["explained"]) == (6, None, False)
     assert (fault["other"] is None) is (shorter == "lookahead")
@@ -118,15 +110,13 @@ def test_json_has_its_keys(lade: Lade, rows_file: Any) -> None:
     options = ("--raw", "--sources", "context,recycled", "--budget", "16")
     read = lade(*QUICK, *options, "--prompts", prompts, "--json").json()
     assert read["schema"] == "lade-verify/1"
-    assert set(read) == {
-        *("schema", "created", "seconds", "interrupted", "command", "machine", "model", "prompts"),
-        *("max_new_tokens", "template", "passed", "verdict", "settings", "sampling", "rows"),
-        *("tokens", "answers", "skipped", "divergences", "unexplained"),
-    }
+    names = "schema created seconds interrupted command machine model prompts max_new_tokens"
+    names += " template passed verdict settings sampling rows tokens answers skipped divergences"
+    assert set(read) == {*names.split(), "unexplained"}
     assert read["settings"] == {
-        "strategy": "lookahead", "budget": 16, "sources": "context+recycled",
-        "weights": "float32", "compute": "float32", "attention": "sdpa",
-    }  # fmt: skip
+        **{"strategy": "lookahead", "budget": 16, "sources": "context+recycled"},
+        **{"weights": "float32", "compute": "float32", "attention": "sdpa"},
+    }
     assert read["model"]["name"] == "demo"
     assert read["machine"]["versions"]["torch"]
     assert (read["prompts"], read["template"]) == ("rows.jsonl", False)
@@ -139,32 +129,28 @@ def test_prompts_that_are_too_long_are_skipped(lade: Lade, rows_file: Any) -> No
     prompts = rows_file(*talks(("word " * 500,), ("a word",), ("a", "word " * 500)))
     options = ("-q", "--raw", "-n", "4", "--max-context", "100", "--prompts", prompts)
     read = lade("verify", *options, "--json").json()
-    assert [each["row"] for each in read["skipped"]] == ["row-1", "row-3"]
-    assert [each["row"] for each in read["answers"]] == ["row-2", "row-3"]
+    assert [row["row"] for row in read["skipped"]] == ["row-1", "row-3"]
+    assert [answer["row"] for answer in read["answers"]] == ["row-2", "row-3"]
     assert "skipped row-1: " in lade("verify", *options).out
 
 
-def test_without_a_prompt_that_fits_or_without_memory_it_fails(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any
-) -> None:
+def test_without_prompts_or_memory_it_fails(lade: Lade, monkeypatch: Any, rows_file: Any) -> None:
     prompts = rows_file(*talks(("word " * 500,)))
-    found = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts)
-    assert "row-1" in found.refused()
+    done = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts)
+    assert "row-1" in done.refused()
     change_decoders(monkeypatch, lambda decoder: run_out(decoder, lambda _: True))
-    found = lade(*QUICK)
-    assert found.code == 1
-    assert "out of memory" in found.out + found.err
+    done = lade(*QUICK)
+    assert done.code == 1
+    assert "out of memory" in done.out + done.err
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_keeps_what_was_compared(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, presses: int
-) -> None:
+def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: Any, presses: int) -> None:
     def press() -> None:
         for _ in range(presses):
             signal.raise_signal(signal.SIGINT)
 
     during_forward(monkeypatch, 70, press)
-    found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
-    assert found.code == 130
-    assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
+    done = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
+    assert done.code == 130
+    assert done.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,15 +37,14 @@ OTHER: dict[str, Any] = {
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The request that a command line comes to; nothing is loaded."""
-    found: list[Any] = []
+    requests: list[Any] = []
     for name in ("chat", "commands.generate", "commands.doctor", "commands.tune", "serve.command"):
-        module = types.ModuleType(name)
-        module.run = lambda request, *_: found.append(request) or 0
+        module = SimpleNamespace(run=lambda request, *_: requests.append(request) or 0)
         monkeypatch.setitem(sys.modules, f"ladecli.{name}", module)
 
     def call(*arguments: str) -> Any:
         assert entry(list(arguments)) == 0
-        return found.pop()
+        return requests.pop()
 
     return call
 
@@ -66,13 +65,8 @@ def toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else re.sub("'", '"', repr(value))
 
 
-# Every setting, from everywhere.
-
-
 @pytest.mark.parametrize("command", ["generate", "chat", "tune", "serve", "doctor"])
-def test_every_setting_arrives(
-    command: str, requested: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_setting_arrives(command: str, requested: Any, monkeypatch: Any) -> None:
     assert OTHER.keys() == lasting().keys()
     options = [option for option, commands in lasting().values() if command in commands]
     values = {option.key: OTHER[option.key] for option in options}
@@ -101,11 +95,8 @@ def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     chat = requested("chat", "-W", "8", "--no-markdown", "some/model")
     assert (chat.window, chat.ngram, chat.seed) == (8, 3, 7)
     assert chat.origins == {
-        "model": "argument",
-        "window": "flag --window",
-        "ngram": "config file",
-        "seed": "LADE_SEED",
-        "markdown": "flag --no-markdown",
+        **{"model": "argument", "window": "flag --window", "ngram": "config file"},
+        **{"seed": "LADE_SEED", "markdown": "flag --no-markdown"},
         "quiet": "config file",  # it says what the default says, but it says it
     }
     generate = requested("generate", "--raw", "--seed", "9")
@@ -113,17 +104,12 @@ def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert generate.origins["raw"] == "flag --raw"
 
 
-def test_what_is_empty_and_what_editors_write(
-    requested: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_empty_and_what_editors_write(requested: Any, monkeypatch: Any) -> None:
     write('\ufeffstop = "END"\ntemperature = 1\nmodel = ""\nwindow = ""\ntemplate_arg = []\n')
     monkeypatch.setenv("LADE_SEED", "")
     request = requested("chat")
     assert (request.stop, request.temperature) == (["END"], 1.0)
     assert request.origins.keys() == {"stop", "temperature"}, "empty is as if it were not there"
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(
@@ -145,10 +131,7 @@ def test_what_is_empty_and_what_editors_write(
 )
 def test_mistakes_in_the_file(text: str | None, message: str, refused: Any) -> None:
     path = config_path()
-    if text is None:
-        path.mkdir(parents=True)
-    else:
-        write(text)
+    path.mkdir(parents=True) if text is None else write(text)
     assert refused("generate").startswith(f"the config file {path}{message}")
 
 
@@ -156,9 +139,9 @@ def test_variables_that_do_nothing_are_named(lade: Any, monkeypatch: pytest.Monk
     hints = {"SOURCE": "did you mean LADE_SOURCES?", "ZZZZ": "it sets no option"}
     for name in hints:
         monkeypatch.setenv(f"LADE_{name}", "x")
-    told = lade("profiles").err
+    notices = lade("profiles").err
     for name, hint in hints.items():
-        assert f"lade: LADE_{name} is set and does nothing: {hint}\n" in told
+        assert f"lade: LADE_{name} is set and does nothing: {hint}\n" in notices
 
 
 def test_wrong_variables(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +154,7 @@ def test_wrong_variables(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("chat").startswith("LADE_TEMPERATURE must be a number, not 'hot'")
 
 
-def test_wrong_values_of_the_file_and_of_flags(
-    refused: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_values_of_the_file_and_of_flags(refused: Any, monkeypatch: Any) -> None:
     path = write("budget = 3\nwindow = 9\nngram = 9\n")
     message = refused("chat")
     assert message.startswith("budget 3 is smaller than")
@@ -182,9 +163,6 @@ def test_wrong_values_of_the_file_and_of_flags(
     assert "(LADE_WINDOW, ngram in the config file" in refused("chat")
     # A flag is before one's eyes.
     assert refused("generate", "-p", "a", "-W", "0") == "window must be at least 1, not 0\n"
-
-
-# lade config.
 
 
 def test_init_writes_every_setting(lade: Any) -> None:
@@ -201,17 +179,13 @@ def test_init_writes_every_setting(lade: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["chat", "generate", "tune"])
-def test_a_file_with_all_its_lines_uncommented_changes_nothing(
-    command: str, requested: Any
-) -> None:
+def test_a_file_with_all_lines_uncommented_changes_nothing(command: str, requested: Any) -> None:
     before = requested(command)
     write(re.sub(r"^#(?! )", "", template(), flags=re.M))
     assert replace(requested(command), origins={}) == before
 
 
-def test_a_folder_whose_name_is_too_long_has_no_config_file(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_whose_name_is_too_long_has_no_config_file(lade: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", f"/{'x' * 4000}")
     assert lade("config").code == 0
     assert "there is no trace nowhere" in lade("replay", "nowhere").refused()
@@ -239,17 +213,11 @@ def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatc
     shown = lade("config")
     assert (shown.code, shown.out.splitlines()[0]) == (0, str(config_path()))
     rows = {name: " ".join(rest) for name, *rest in map(str.split, shown.out.splitlines()[4:])}
-    assert {row for row in rows if "." not in row} == {each.name for each, _ in lasting().values()}
-    assert (
-        rows.items()
-        >= {
-            "seed": "3 config file",
-            "stop": "'a b' config file",
-            "temperature": "- default",
-            "quiet": "true LADE_QUIET",
-            "strategy": "lookahead default",
-        }.items()
-    )
+    names = {option.name for option, _ in lasting().values()}
+    assert {row for row in rows if "." not in row} == names
+    expected = {"seed": "3 config file", "stop": "'a b' config file", "temperature": "- default"}
+    expected |= {"quiet": "true LADE_QUIET", "strategy": "lookahead default"}
+    assert rows | expected == rows
     assert "\x1b" not in shown.out
     monkeypatch.setenv("LADE_SEED", "x")
     assert lade("config").refused() == "LADE_SEED must be a whole number, not 'x'\n"

@@ -14,7 +14,7 @@ import pytest
 
 import ladecli
 from ladecli.commands.cli import entry
-from tests.support.hub import copied, stating
+from tests.support.hub import stating
 from tests.support.processes import Result
 
 
@@ -30,60 +30,40 @@ def test_a_window_without_an_end(lade: Any) -> None:
         assert lade("generate", "-p", "a", "--sources", "trajectory", option, "9" * 12).code == 2
 
 
-@pytest.fixture
-def refused(lade: Any, model_folder: str, tmp_path: Path) -> Any:
-    """The line that a chat template is refused with."""
-
-    def call(template: str) -> str:
-        (tmp_path / "t.jinja").write_text(template)
-        asked = ("-p", "hi", "--chat-template", str(tmp_path / "t.jinja"), "-n", "1")
-        told: str = lade("generate", model_folder, *asked).refused()
-        return told
-
-    return call
+TEMPLATES = {
+    f"{{{{ {'[' * 5000}": "nested too deeply",
+    "{{ raise_exception('a\nb\x1b[2J' ~ 'c' * 10**6) }}": "a b[2Jccc",
+    # No template reaches for Python.
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "chat template",
+    "{{ cycler.__init__.__globals__.os.getcwd() }}": "chat template",
+    "{{ lipsum.__globals__.os }}": "chat template",
+    "{{ messages.append(1) }}": "chat template",
+}
 
 
-def test_a_template_that_is_nested_too_deeply(refused: Any) -> None:
-    assert "nested too deeply" in refused(f"{{{{ {'[' * 5000}")
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda text: text[:20])
+def test_templates_that_fail(template: str, lade: Any, model_folder: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(template + "{{ messages[0].content }}")
+    options = ("-p", "hi", "--chat-template", str(tmp_path / "t.jinja"), "-n", "1")
+    refusal = lade("generate", model_folder, *options).refused()
+    assert (TEMPLATES[template] in refusal, len(refusal) < 2000) == (True, True)
 
 
-REACHING = (
-    "''.__class__.__mro__[1].__subclasses__()",
-    "cycler.__init__.__globals__.os.getcwd()",
-    "lipsum.__globals__.os",
-    "messages.append(1)",
-)
-
-
-@pytest.mark.parametrize("expression", REACHING)
-def test_a_template_does_not_reach_for_python(expression: str, refused: Any) -> None:
-    assert refused(f"{{{{ {expression} }}}}{{{{ messages[0].content }}}}")
-
-
-def test_what_a_template_raises_is_one_line(refused: Any) -> None:
-    told = refused("{{ raise_exception('a\nb\x1b[2J' ~ 'c' * 10**6) }}")
-    assert "a b[2Jccc" in told
-    assert len(told) < 2000
-
-
-def test_a_tokenizer_that_cannot_encode(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    wrong = stating("tokenizer_config.json", model_max_length="x")
-    folder = copied(model_folder, tmp_path / "model", wrong)
+def test_a_tokenizer_that_cannot_encode(lade: Any, model_with: Any) -> None:
+    folder = model_with(stating("tokenizer_config.json", model_max_length="x"))
     assert "tokenizer cannot encode" in lade("generate", folder, "-p", "hi").refused()
 
 
-EXPLODING = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+def explode(folder: Path) -> None:
+    """Put a regular expression into a tokenizer that takes exponential time."""
+    first = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"]
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+    steps = {"type": "Sequence", "pretokenizers": [split | {"invert": False}, first]}
+    stating("tokenizer.json", pre_tokenizer=steps)(folder)
 
 
-def test_a_regular_expression_that_explodes(
-    model_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(copied(model_folder, tmp_path / "model"))
-    stated = json.loads((folder / "tokenizer.json").read_text())
-    whole = [EXPLODING | {"invert": False}, stated["pre_tokenizer"]]
-    stated["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": whole}
-    (folder / "tokenizer.json").write_text(json.dumps(stated))
-    code = entry(["generate", str(folder), "-p", "x" * 40])
+def test_a_regular_expression_that_explodes(model_with: Any, capfd: Any) -> None:
+    code = entry(["generate", model_with(explode), "-p", "x" * 40])
     assert "tokenizer cannot encode" in Result(code, *capfd.readouterr()).refused()
 
 
@@ -94,11 +74,8 @@ def test_a_regular_expression_that_explodes(
     + [{"default": 5}, {"default": {"a": "b"}}, {"default": ["a"]}],
     ids=str,
 )
-def test_chat_templates_of_odd_shape(
-    template: Any, lade: Any, model_folder: str, tmp_path: Path
-) -> None:
-    change = stating("tokenizer_config.json", chat_template=template)
-    folder = copied(model_folder, tmp_path / "model", change)
+def test_chat_templates_of_odd_shape(template: Any, lade: Any, model_with: Any) -> None:
+    folder = model_with(stating("tokenizer_config.json", chat_template=template))
     assert "chat_template" in lade("generate", folder, "-p", "a").refused(1)
     with pytest.raises(ladecli.LadeError, match=r"chat.template"):
         ladecli.load(folder).generate([{"role": "user", "content": "a"}])
@@ -112,14 +89,15 @@ ENDLESS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENDLESS)
 def test_ctrl_c_ends_what_does_not_come_to_an_end(
     case: str, lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
 ) -> None:
     (tmp_path / "t.jinja").write_text(ENDLESS[case] + "{{ messages[-1].content }}")
     asked = ("-f", rows_file({"turns": ["a", "b"]}), "--chat-template", str(tmp_path / "t.jinja"))
-    pressed = threading.Timer(0.8, os.kill, [os.getpid(), signal.SIGINT])
-    pressed.start()
+    timer = threading.Timer(0.8, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
     began = time.monotonic()
     assert lade("generate", model_folder, *asked, "-n", "1").code == 130
     assert time.monotonic() - began < 2.8

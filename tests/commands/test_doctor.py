@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,16 +44,16 @@ def checked(lade: Any) -> Callable[..., dict[str, list[dict[str, Any]]]]:
         levels = [check["level"] for check in report["checks"]]
         assert done.err == ""
         assert done.code == int("problem" in levels) == int(not report["ok"])
-        found: dict[str, list[dict[str, Any]]] = {}
+        by_name: dict[str, list[dict[str, Any]]] = {}
         for check in report["checks"]:
-            found.setdefault(check["name"], []).append(check)
-        return found
+            by_name.setdefault(check["name"], []).append(check)
+        return by_name
 
     return call
 
 
-def problems(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [check for checks in found.values() for check in checks if check["level"] == "problem"]
+def problems(report: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [check for checks in report.values() for check in checks if check["level"] == "problem"]
 
 
 def test_the_report_ends_with_a_summary(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,57 +75,45 @@ def test_the_report_ends_with_a_summary(lade: Any, monkeypatch: pytest.MonkeyPat
 def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     l4 = Device("cuda", "cuda:1", "NVIDIA L4", int(24e9))
     use_devices(monkeypatch, H100, l4, CPU, free=2e9, capability="9.0")
-    found = checked()
+    report = checked()
     value = "NVIDIA H100 80GB HBM3 (cuda:0), compute capability 9.0"
-    assert found["device"][0]["value"] == value
-    assert found["driver"][0]["value"] == "550.54.15"
-    assert found["memory cuda:0"][0]["level"] == "warning"
-    assert found["memory cuda:1"][0]["level"] == found["main memory"][0]["level"] == "ok"
-    assert found["profile"][0]["value"].startswith("h100, ")
-    assert found["CUDA graphs"][0]["value"].startswith("on, ")
+    assert report["device"][0]["value"] == value
+    assert report["driver"][0]["value"] == "550.54.15"
+    assert report["memory cuda:0"][0]["level"] == "warning"
+    assert report["memory cuda:1"][0]["level"] == report["main memory"][0]["level"] == "ok"
+    assert report["profile"][0]["value"].startswith("h100, ")
+    assert report["CUDA graphs"][0]["value"].startswith("on, ")
     assert checked("--device", "cpu")["profile"][0]["value"].startswith("cpu, ")
     unknown = Device("cuda", "cuda:0", "Some Accelerator 9000", int(24e9))
     use_devices(monkeypatch, unknown, CPU, capability="7.5")
     assert "Some Accelerator 9000" in checked()["profile"][0]["value"]
 
 
-def test_what_commands_refuse_of_what_holds_without_flags(
-    checked: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_commands_refuse_of_what_holds_without_flags(checked: Any, monkeypatch: Any) -> None:
     config_path().parent.mkdir(parents=True)
     config_path().write_text("top-p = 7", encoding="utf-8")
-    (found,) = problems(checked())
-    assert found["value"].startswith("top-p must be in (0, 1], not 7.0 (top-p in the config file")
+    (report,) = problems(checked())
+    assert report["value"].startswith("top-p must be in (0, 1], not 7.0 (top-p in the config file")
     config_path().unlink()
     monkeypatch.setenv("LADE_TEMPERATURE", "hot")
-    (found,) = problems(checked())
-    assert found["value"] == "LADE_TEMPERATURE must be a number, not 'hot'"
+    (report,) = problems(checked())
+    assert report["value"] == "LADE_TEMPERATURE must be a number, not 'hot'"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    ("hidden", "level", "words"),
-    [(None, "warning", "torch (for CPUs) cannot"), ("", "note", "CUDA_VISIBLE_DEVICES hides it")],
-)
-def test_a_gpu_that_torch_does_not_use(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    checked: Any,
-    hidden: str | None,
-    level: str,
-    words: str,
-) -> None:
+def test_a_gpu_that_torch_does_not_use(monkeypatch: Any, tmp_path: Path, checked: Any) -> None:
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho GPU 0: NVIDIA H100\n")
     tool.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    if hidden is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    (finding,) = checked()["GPU"]
-    assert (finding["level"], words in finding["value"]) == (level, True)
-    assert finding["fix"]
+    (unused,) = checked()["GPU"]
+    assert (unused["level"], "torch (for CPUs) cannot" in unused["value"]) == ("warning", True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (hidden,) = checked()["GPU"]
+    assert (hidden["level"], "CUDA_VISIBLE_DEVICES hides" in hidden["value"]) == ("note", True)
+    assert all([unused["fix"], hidden["fix"]])
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert "GPU" not in checked()
 
@@ -138,21 +127,18 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
         return installed[name]
 
     needs = ["torch<2.16,>=2.11", "typer>=0.29", "transformers<5.30,>=5.17", "numpy>=1.26"]
-    needs.append("pytest; extra == 'test'")
-    monkeypatch.setattr(metadata, "requires", lambda _: needs)
+    monkeypatch.setattr(metadata, "requires", lambda _: [*needs, "pytest; extra == 'test'"])
     monkeypatch.setattr(metadata, "version", version)
     use_devices(monkeypatch, H100, CPU)
-    found = checked()
-    assert {problem["name"]: problem["fix"] for problem in problems(found)} == {
-        "torch": "pip install 'torch<2.16,>=2.11'",
-        "typer": "pip install 'typer>=0.29'",
-    }
-    newer = found["transformers"][-1]
+    report = checked()
+    fixes = {problem["name"]: problem["fix"] for problem in problems(report)}
+    assert fixes == {name: f"pip install '{needs[n]}'" for n, name in enumerate(("torch", "typer"))}
+    newer = report["transformers"][-1]
     assert (newer["level"], newer["fix"]) == ("warning", "pip install 'transformers<5.30,>=5.17'")
     assert "5.30.0.dev0 is newer than what was tried" in newer["value"]
-    assert "numpy" not in found
-    assert "fused kernels" in found["triton"][0]["value"]
-    assert "pip install" in found["flash-attn"][0]["fix"]
+    assert "numpy" not in report
+    assert "fused kernels" in report["triton"][0]["value"]
+    assert "pip install" in report["flash-attn"][0]["fix"]
     use_devices(monkeypatch, CPU)
     assert "CUDA GPU" in checked()["flash-attn"][0]["value"]
 
@@ -178,9 +164,11 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     ],
 )
 def test_findings(arguments: str, name: str, level: str, words: str, checked: Any) -> None:
-    found = checked(*arguments.split())
-    assert (found[name][0]["level"], words in found[name][0]["value"]) == (level, True)
-    assert {each["name"] for each in problems(found)} == ({name} if level == "problem" else set())
+    report = checked(*arguments.split())
+    assert (report[name][0]["level"], words in report[name][0]["value"]) == (level, True)
+    assert {problem["name"] for problem in problems(report)} == (
+        {name} if level == "problem" else set()
+    )
 
 
 def test_a_broken_profile_of_the_users(checked: Any) -> None:
@@ -203,47 +191,40 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     config_path().parent.mkdir(parents=True)
     config_path().write_text('dtype = "bfloat16"\nprofile = "t4"\n', encoding="utf-8")
     monkeypatch.setenv("LADE_BUDGET", "24")
-    found = checked("demo", "--max-context", "300", "--sources", "context")
-    assert found["config file"][0]["value"] == str(config_path())
-    assert found["profile"][0]["value"] == "t4, by config file"
-    assert found["weights"][0]["value"] == "3.1M parameters, 6.3 MB as bfloat16"
+    report = checked("demo", "--max-context", "300", "--sources", "context")
+    assert report["config file"][0]["value"] == str(config_path())
+    assert report["profile"][0]["value"] == "t4, by config file"
+    assert report["weights"][0]["value"] == "3.1M parameters, 6.3 MB as bfloat16"
     value = "lookahead, budget 24, context, of the profile t4"
-    assert found["settings"][0]["value"] == value
-    assert "300 tokens of context fit" in found["memory"][0]["value"]
-    assert "in a chat" in found["memory use"][0]["value"]
+    assert report["settings"][0]["value"] == value
+    assert "300 tokens of context fit" in report["memory"][0]["value"]
+    assert "in a chat" in report["memory use"][0]["value"]
 
 
 @pytest.mark.parametrize(
-    ("config", "level", "told"),
+    ("key", "size", "level", "words"),
     [
-        ({"intermediate_size": 64}, "problem", "do not fit its config.json"),
-        ({"num_hidden_layers": 9}, "problem", "are missing or of another shape"),
-        ({"num_hidden_layers": 1}, "warning", "layers that config.json does not have are left out"),
+        ("intermediate_size", 64, "problem", "do not fit its config.json"),
+        ("num_hidden_layers", 9, "problem", "are missing or of another shape"),
+        ("num_hidden_layers", 1, "warning", "layers that config.json does not have are left out"),
     ],
 )
-def test_weights_that_do_not_fit(
-    checked: Any, tmp_path: Path, config: dict[str, int], level: str, told: str
-) -> None:
-    found = checked(copied(DEMO, tmp_path / "model", stating("config.json", **config)))
-    told_of = [*found.get("model", []), *found.get("weights", [])]
-    (said,) = [each for each in told_of if told in each["value"]]
-    assert said["level"] == level
+def test_misfits(checked: Any, tmp_path: Path, key: str, size: int, level: str, words: str) -> None:
+    report = checked(copied(DEMO, tmp_path / "model", stating("config.json", **{key: size})))
+    checks = [*report.get("model", []), *report.get("weights", [])]
+    assert [check["level"] for check in checks if words in check["value"]] == [level]
 
 
 def test_a_template_that_fails_on_a_plain_message(checked: Any, tmp_path: Path) -> None:
     broken = tmp_path / "template"
     broken.write_text("{{ raise_exception('no ' + messages[0].content) }}")
-    (said,) = checked("demo", "--chat-template", str(broken))["chat template"]
-    assert (said["level"], "refuses this: no hi" in said["value"]) == ("warning", True)
+    (check,) = checked("demo", "--chat-template", str(broken))["chat template"]
+    assert (check["level"], "refuses this: no hi" in check["value"]) == ("warning", True)
 
 
-def test_a_check_that_fails_does_not_end_the_report(
-    monkeypatch: pytest.MonkeyPatch, lade: Any
-) -> None:
-    def failing() -> None:
-        raise RuntimeError("the driver is on holiday\nand so on")
-
-    monkeypatch.setattr(device, "present", failing)
+def test_a_check_that_fails_does_not_end_the_report(monkeypatch: Any, lade: Any) -> None:
+    error = RuntimeError("the driver is on holiday\nand so on")
+    monkeypatch.setattr(device, "present", Mock(side_effect=error))
     done = lade("doctor", "demo")
     assert done.code == 0
     assert "could not be looked at: RuntimeError: the driver is on holiday\n" in done.out
@@ -254,13 +235,9 @@ def test_a_check_that_fails_does_not_end_the_report(
 def test_a_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     broken = 'raise ImportError("libcudart.so.13: cannot open shared object file", name="torch")'
     (tmp_path / "torch.py").write_text(broken)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-m", "ladecli", "doctor", "demo"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "ladecli", "doctor", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (1, "")
     assert "cannot be imported: ImportError: libcudart.so.13: cannot open shared" in done.stdout
     assert "-> pip install --force-reinstall torch\n" in done.stdout

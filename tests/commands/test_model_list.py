@@ -17,7 +17,8 @@ from tests.support.hub import CPU, LLAMA_7B, SMALL, add_model, use_cache, use_de
 ONE = {"model.safetensors": weights(("F16", (1000, 1000)))}
 SEVEN = {"model.safetensors": weights(("F16", (6_738_415_616,)))}
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-INDEX = json.dumps({"metadata": {}, "weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}).encode()
+STATED = {"metadata": {}, "weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}
+INDEX = {"model.safetensors.index.json": json.dumps(STATED).encode()}
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +57,8 @@ def test_json(cache: Path, lade: Any) -> None:
 def test_a_sharded_model_fits_with_room_for_a_context(
     cache: Path, listed: Any, monkeypatch: pytest.MonkeyPatch, free: float, fits: bool
 ) -> None:
-    files = {
-        "model.safetensors.index.json": INDEX,
-        SHARDS[0]: weights(("F16", (3_000_000_000,))),
-        SHARDS[1]: weights(("F16", (3_738_415_616,))),
-    }
+    sizes = zip(SHARDS, (3_000_000_000, 3_738_415_616), strict=True)
+    files = INDEX | {name: weights(("F16", (size,))) for name, size in sizes}
     use_devices(monkeypatch, CPU, free=free)
     add_model(cache, "meta-llama/Llama-2-7b-hf", LLAMA_7B, files)
     model = listed()["meta-llama/Llama-2-7b-hf"]
@@ -81,22 +79,10 @@ ODD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "gguf": (None, {"x.Q4_K_M.gguf": b"GGUF"}, ""),  # what is wrong depends on the packages
     "broken": ('{"model_type": ', ONE, "config.json is damaged"),
     "config-only": (LLAMA_7B, {}, "holds no weights"),
-    "shards": (
-        LLAMA_7B,
-        {"model.safetensors.index.json": INDEX, SHARDS[0]: ONE["model.safetensors"]},
-        "1 of 2 files",
-    ),
-    "dangling": (
-        LLAMA_7B,
-        {"model.safetensors.index.json": INDEX, SHARDS[0]: None, SHARDS[1]: None},
-        "hf download a/dangling",
-    ),
-    "index": (LLAMA_7B, {"model.safetensors.index.json": b"[]"}, "index.json is damaged"),
-    "cut": (
-        LLAMA_7B,
-        {"model.safetensors": weights(("F16", (10,)), missing=1)},
-        "model.safetensors is damaged or cut off",
-    ),
+    "shards": (LLAMA_7B, INDEX | {SHARDS[0]: ONE["model.safetensors"]}, "1 of 2 files"),
+    "dangling": (LLAMA_7B, INDEX | dict.fromkeys(SHARDS), "hf download a/dangling"),
+    "index": (LLAMA_7B, dict.fromkeys(INDEX, b"[]"), "index.json is damaged"),
+    "cut": (LLAMA_7B, dict.fromkeys(ONE, weights(("F16", (10,)), missing=1)), "is damaged or cut"),
     "nonsense": (family("llama", num_attention_heads="many"), ONE, "heads is 'many'"),
     "billion": (family("llama", num_hidden_layers=10**9), ONE, "layers is 1000000000"),
     "nameless": (SMALL, ONE, "no model_type"),
@@ -113,11 +99,11 @@ def test_a_reason_for_each_model_that_does_not_work(cache: Path, listed: Any) ->
     (cache / "models--file").write_text("no folder")
     expected = {f"a/{name}": note for name, (_, _, note) in ODD.items()}
     expected |= {name: f"hf download {name}" for name in ("a/gated", "a/begun")}
-    found = listed()
-    assert found.keys() == {"demo", *expected}
-    assert found["a/begun"]["size_bytes"] >= 5000
+    models = listed()
+    assert models.keys() == {"demo", *expected}
+    assert models["a/begun"]["size_bytes"] >= 5000
     for name, note in expected.items():
-        model = found[name]
+        model = models[name]
         assert model["fits"] is None, name
         assert note in model["note"], name
         assert str(cache) not in model["note"], name
@@ -147,9 +133,7 @@ def test_a_pipe_gets_one_line_for_each_model(cache: Path, lade: Any) -> None:
     assert "3 models" in done.err
 
 
-def test_a_narrow_screen_keeps_names_and_what_fits(
-    cache: Path, lade: Any, wide_screen: Any
-) -> None:
+def test_a_narrow_screen_keeps_names_and_fits(cache: Path, lade: Any, wide_screen: Any) -> None:
     wide_screen(40)
     add_model(cache, "a-lab/tiny", family("llama"), ONE)
     shown = lade("models").out

@@ -22,9 +22,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(("device", "marked"), [(CPU, "cpu"), (A100, "a100-80gb"), (ACME, None)])
-def test_the_list_marks_this_machine(
-    here: pytest.MonkeyPatch, lade: Any, device: Device, marked: str | None
-) -> None:
+def test_the_machine_is_marked(here: Any, lade: Any, device: Device, marked: str | None) -> None:
     use_devices(here, device)
     result = lade("profiles")
     assert (result.code, result.err) == (0, "")
@@ -45,22 +43,20 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert "\x1b" not in result.out
     assert result.err.startswith("lade: profile broken is no valid TOML")
     assert result.err.count("\n") == 1
-    found = lade("profiles", "--json").json()
-    assert (found["schema"], found["profile"]) == (5, "cpu")
-    assert found["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
-    rows = {row["name"]: row for row in found["profiles"]}
+    listing = lade("profiles", "--json").json()
+    assert (listing["schema"], listing["profile"], len(listing["notices"])) == (5, "cpu", 1)
+    assert listing["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
+    rows = {row["name"]: row for row in listing["profiles"]}
     assert list(rows) == sorted(rows)
     assert rows["a100"]["path"] == str(user.path_of("a100"))
     assert rows["h100"]["hardware"]["bandwidth"] == 3350e9
-    used = [name for name, row in rows.items() if row["this_machine"]]
-    assert used == ["cpu"]
-    assert len(found["notices"]) == 1
+    assert [name for name, row in rows.items() if row["this_machine"]] == ["cpu"]
 
 
 @pytest.mark.parametrize("name", ["a100", "cpu", "t4"])
 def test_a_profile_is_shown_as_it_is_written(name: str, lade: Any) -> None:
     profile = profiles.read(name)
     assert profiles.parse(name, lade("profiles", name).out) == profile
-    found = lade("profiles", name, "--json").json()
-    assert (found["schema"], found["name"], found["from"]) == (5, name, "shipped")
-    assert len(found.get("paper", ())) == len(profile.papers)
+    shown = lade("profiles", name, "--json").json()
+    assert (shown["schema"], shown["name"], shown["from"]) == (5, name, "shipped")
+    assert len(shown.get("paper", ())) == len(profile.papers)

@@ -15,12 +15,11 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 def test_what_steps_take_is_kept_and_used_from_then_on(lade: Any) -> None:
-    found = lade("tune", "demo", "--seconds", "1", "--json", "-q").json()
-    assert [row["width"] for row in found["steps"]] == [*WIDTHS]
-    costs = [row["cost"] for row in found["steps"]]
-    assert costs[0] == 1.0
-    assert costs == sorted(costs)
-    assert found["file"] == str(measured.path())
+    result = lade("tune", "demo", "--seconds", "1", "--json", "-q").json()
+    assert [row["width"] for row in result["steps"]] == [*WIDTHS]
+    costs = [row["cost"] for row in result["steps"]]
+    assert (costs[0], costs) == (1.0, sorted(costs))
+    assert result["file"] == str(measured.path())
     cost = ladecli.load("demo").lookahead.step_cost
     assert cost.widths == WIDTHS
     assert cost.at(16, 0) == pytest.approx(costs[4], abs=1e-3)
@@ -36,9 +35,7 @@ def test_a_dry_run_shows_a_table_and_writes_nothing(lade: Any) -> None:
     assert not measured.path().exists()
 
 
-def test_what_cannot_be_measured_or_kept(
-    lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_measured_or_kept(lade: Any, tmp_path: Path, monkeypatch: Any) -> None:
     assert "--seconds" in lade("tune", "demo", "--seconds", "1e-9").refused(1)
     plain = lade("tune", saved(tmp_path, "mamba"))
     assert (plain.code, "no step is wider" in plain.err) == (1, True)

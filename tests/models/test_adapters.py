@@ -12,7 +12,6 @@ import peft
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import ladecli
 from ladecli.decoder.backends import int8
@@ -33,6 +32,7 @@ from tests.support.hub import (
 )
 
 PROMPT = "the cat sat on"
+WEIGHTS = "adapter_model.safetensors"
 FORMS: dict[str, dict[str, Any]] = {
     "lora": {},
     "dora": {"use_dora": True},
@@ -51,9 +51,13 @@ def expected(base: str, *folders: Path) -> list[int]:
     for folder in folders:
         model = peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
     ids = transformers.AutoTokenizer.from_pretrained(base)(PROMPT, return_tensors="pt").input_ids
-    text = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None)
-    found: list[int] = text[0, ids.shape[1] :].tolist()
-    return found
+    return continued(model, ids)
+
+
+def continued(model: Any, ids: torch.Tensor) -> list[int]:
+    """What transformers' `generate` says to a prompt."""
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    return [*map(int, model.generate(input_ids=ids, **options)[0, ids.shape[1] :])]
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +65,15 @@ def adapter(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     return make(model_folder, tmp_path_factory.mktemp("adapters") / "first")
 
 
-def answer(lade: Any, *arguments: str) -> tuple[list[int], str]:
+def answer(lade: Any, *arguments: str, prompt: str = PROMPT) -> tuple[list[int], str]:
     """The token ids of an answer, and what was said beside it."""
-    options = ("-p", PROMPT, "-n", "24", "--ignore-eos", "--json", "--no-stats")
+    options = ("-p", prompt, "-n", "24", "--ignore-eos", "--json", "--no-stats")
     result = lade("generate", *arguments, *options)
     return result.json()["token_ids"], result.err
 
 
 @pytest.mark.skipif(not int8.available(), reason="this processor has no products of integers")
-def test_an_adapter_is_merged_before_weights_become_8_bits(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_merged_before_8_bits(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
     peft.PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
@@ -85,16 +87,13 @@ def test_an_adapter_gives_what_the_merged_model_gives(
     form: str, lade: Any, model_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make(model_folder, tmp_path / "adapter", **FORMS[form])
-    wanted = expected(model_folder, folder)
-    assert wanted != expected(model_folder)
+    right = expected(model_folder, folder)
+    assert right != expected(model_folder)
     capsys.readouterr()  # bars of what was loaded here
-    found, said = answer(lade, str(folder))
-    assert found == wanted
-    assert re.fullmatch(
-        rf"lade: adapter {folder} \(LoRA of rank 4\) is merged into {model_folder}, which"
-        r" takes .* as float32\n",
-        said,
-    )
+    ids, notice = answer(lade, str(folder))
+    assert ids == right
+    line = rf"lade: adapter {folder} \(LoRA of rank 4\) is merged into {model_folder}, which takes "
+    assert re.fullmatch(f"{line}.* as float32\n", notice)
 
 
 NEW_TOKENS: dict[str, dict[str, Any]] = {
@@ -114,88 +113,67 @@ def test_an_adapter_with_tokens_of_its_own(
     tokenizer.chat_template = "<|user|>{{ messages[-1].content }}<|over|>"
     folder = make(model_folder, tmp_path / "adapter", rows=len(tokenizer), **NEW_TOKENS[form])
     tokenizer.save_pretrained(folder)
-    tuned = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
     messages = [{"role": "user", "content": PROMPT}]
     ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=False)
-    text = tuned.generate(input_ids=ids, max_new_tokens=24, do_sample=False, eos_token_id=None)
+    right = continued(peft.AutoPeftModelForCausalLM.from_pretrained(folder), ids)
     capsys.readouterr()
-    assert answer(lade, str(folder))[0] == text[0, ids.shape[1] :].tolist()
+    assert answer(lade, str(folder))[0] == right
 
 
 @pytest.mark.parametrize("tokenless", [False, True])
-def test_tokens_that_an_adapter_trained_alone(
-    tokenless: bool, lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_trained_tokens(tokenless: bool, lade: Any, model_folder: str, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     tokenizer.add_tokens(["<|new|>"])
     rows = len(tokenizer)
     folder = make(model_folder, tmp_path / "a", rows=rows, trainable_token_indices=[rows - 1])
     tokenizer.save_pretrained(folder)
     if tokenless:  # without the base's file, peft saves no embeddings
-        tensors = load_file(folder / "adapter_model.safetensors")
-        kept = {name: each for name, each in tensors.items() if "base_layer" not in name}
-        assert len(kept) < len(tensors)
-        save_file(kept, folder / "adapter_model.safetensors")
-    ids = tokenizer(f"{PROMPT}<|new|>", return_tensors="pt")["input_ids"]
-    tuned = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
-    text = tuned.generate(input_ids=ids, max_new_tokens=9, do_sample=False, eos_token_id=None)
-    right = text[0, ids.shape[1] :].tolist()
-    asked = ("-p", f"{PROMPT}<|new|>", "-n", "9", "--raw", "--json", "--ignore-eos")
-    assert lade("generate", str(folder), *asked).json()["token_ids"] == right
-    there = lade("generate", model_folder, "--adapter", str(folder), *asked)
-    assert there.json()["token_ids"] == right
+        renaming(WEIGHTS, lambda name: [name] * ("base_layer" not in name))(folder)
+    prompt = f"{PROMPT}<|new|>"
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    right = continued(peft.AutoPeftModelForCausalLM.from_pretrained(folder), ids)
+    assert answer(lade, str(folder), prompt=prompt)[0] == right
+    assert answer(lade, model_folder, "--adapter", str(folder), prompt=prompt)[0] == right
 
 
-def test_adapters_on_top_of_a_model(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_adapters_on_a_model(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     second = make(model_folder, tmp_path / "second", seed=1)
     copy = copied(model_folder, tmp_path / "copy")
-    wanted = expected(model_folder, adapter, second)
-    found, said = answer(lade, copy, "--adapter", str(adapter), "--adapter", str(second))
-    assert found == wanted
-    assert said.count(f"is merged into {copy}, which takes ") == 2
-    assert said.count(f"; it was made for {model_folder}\n") == 2
-    assert answer(lade, str(adapter), "--adapter", str(second))[0] == wanted
+    right = expected(model_folder, adapter, second)
+    ids, notices = answer(lade, copy, "--adapter", str(adapter), "--adapter", str(second))
+    assert ids == right
+    assert notices.count(f"is merged into {copy}, which takes ") == 2
+    assert notices.count(f"; it was made for {model_folder}\n") == 2
+    assert answer(lade, str(adapter), "--adapter", str(second))[0] == right
 
 
 def test_in_python(model_folder: str, adapter: Path) -> None:
-    wanted = expected(model_folder, adapter)
+    right = expected(model_folder, adapter)
     with pytest.warns(UserWarning, match="is merged into"):
         model = ladecli.load(model_folder, adapter=str(adapter))
-    events = model.stream(PROMPT, max_new_tokens=24, ignore_eos=True)
-    assert text_ids(events) == wanted
+    assert text_ids(model.stream(PROMPT, max_new_tokens=24, ignore_eos=True)) == right
     assert model.session.stock_model.num_parameters() == model.session.loaded.spec.parameters
 
 
-def test_a_tokenizer_beside_the_adapter_counts(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_its_tokenizer_counts(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     """Chats are tuned with a template of their own."""
     copy = copied(adapter, tmp_path / "chat")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     tokenizer.chat_template = "{{ messages[-1].content }}: "
     tokenizer.save_pretrained(copy)
-    asked = ("-p", PROMPT, "-n", "9", "--json", "--ignore-eos", "-q")
-    templated = lade("generate", copy, *asked).json()
-    plain = lade("generate", str(adapter), *asked[2:], "-p", f"{PROMPT}: ").json()
-    assert templated["token_ids"] == plain["token_ids"]
-    assert templated["usage"] == plain["usage"]
+    assert answer(lade, copy)[0] == answer(lade, str(adapter), prompt=f"{PROMPT}: ")[0]
 
 
-def test_the_generation_config_of_the_base_holds(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_the_bases_generation_config_holds(lade: Any, model_folder: str, tmp_path: Path) -> None:
     asks = {"no_repeat_ngram_size": 2, "suppress_tokens": [expected(model_folder)[0]]}
     base = copied(model_folder, tmp_path / "base", stating("generation_config.json", **asks))
     folder = make(base, tmp_path / "adapter")
-    wanted = expected(base, folder)
-    assert wanted != expected(model_folder, folder)
+    right = expected(base, folder)
+    assert right != expected(model_folder, folder)
     for strategy in ("lookahead", "autoregressive"):
-        assert answer(lade, str(folder), "--strategy", strategy)[0] == wanted
+        assert answer(lade, str(folder), "--strategy", strategy)[0] == right
 
 
-WEIGHTS = "adapter_model.safetensors"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no type": (stating(ADAPTER, peft_type=None), f"has a damaged {ADAPTER} (no peft_type)"),
     "prompt tuning": (
@@ -210,7 +188,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another machine": (stating(ADAPTER, base_model_name_or_path="/no"), "not on this machine"),
     "base of odd type": (
         stating(ADAPTER, base_model_name_or_path=["x"]),
-        "base_model_name_or_path is no text",
+        "_path is no text",
     ),
     "no base": (stating(ADAPTER, base_model_name_or_path=None), "names no base model"),
     "repeats layers": (stating(ADAPTER, layer_replication=[[0, 2]]), "layer_replication"),
@@ -229,39 +207,33 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_adapters_that_cannot_be_merged(
-    case: str, lade: Any, adapter: Path, tmp_path: Path
-) -> None:
+def test_adapters_that_cannot_merge(case: str, lade: Any, adapter: Path, tmp_path: Path) -> None:
     change, message = REFUSED[case]
     copy = copied(adapter, tmp_path / "copy", change)
-    told = lade("generate", copy, "-p", "a").refused(1)
-    assert copy in told
-    assert message in told
+    line = lade("generate", copy, "-p", "a").refused(1)
+    assert (copy in line, message in line) == (True, True), line
 
 
-def test_what_an_adapter_does_not_go_with(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
-    asked = ("generate", str(adapter), "-p", "a")
-    assert "--quantize 4bit does not go with" in lade(*asked, "--quantize", "4bit").refused()
-    told = lade("generate", model_folder, "--adapter", model_folder, "-p", "a").refused(1)
-    assert f"--adapter {model_folder}: there is no adapter_config.json" in told
-    told = lade("generate", model_folder, "--adapter", "no/such", "-p", "a").refused(1)
-    assert "--adapter no/such: " in told
+def test_what_adapters_exclude(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
+    def refusal(code: int, *arguments: str) -> Any:
+        return lade("generate", "-p", "a", *arguments).refused(code)
+
+    assert "--quantize 4bit does not go" in refusal(2, str(adapter), "--quantize", "4bit")
+    words = f"--adapter {model_folder}: there is no adapter_config.json"
+    assert words in refusal(1, model_folder, "--adapter", model_folder)
+    assert "--adapter no/such: " in refusal(1, model_folder, "--adapter", "no/such")
     packing = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     change = stating("config.json", quantization_config=packing)
     packed = copied(model_folder, tmp_path / "packed", change)
-    told = lade("generate", packed, "--adapter", str(adapter), "-p", "a").refused()
-    assert f"cannot be merged into {packed}, which is quantised (bitsandbytes)" in told
+    words = f"cannot be merged into {packed}, which is quantised (bitsandbytes)"
+    assert words in refusal(2, packed, "--adapter", str(adapter))
 
 
-def test_without_peft_a_line_says_what_to_install(
-    lade: Any, model_folder: str, adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peft_is_missing(lade: Any, model_folder: str, adapter: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(adapters, "version", lambda _: None)
     for asked in ((str(adapter),), (model_folder, "--adapter", str(adapter))):
-        told = lade("generate", *asked, "-p", "a").refused(1)
-        assert told.endswith("needs the package peft: pip install 'ladecli[lora]'\n")
+        line = lade("generate", *asked, "-p", "a").refused(1)
+        assert line.endswith("needs the package peft: pip install 'ladecli[lora]'\n")
 
 
 def test_doctor_and_the_list_of_models_know_adapters(

@@ -14,6 +14,9 @@ from packaging.requirements import Requirement
 
 import ladecli
 from ladecli.files import toml
+from tests.support.adapters import make
+from tests.support.gguf import write
+from tests.support.hub import DEMO
 
 ROOT = Path(ladecli.__file__).parents[1]
 
@@ -22,13 +25,12 @@ def install(extra: str, folder: Path) -> None:
     """Link into a folder what pip would install for an extra, by what the packages require."""
     project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]
-    left = [(Requirement(text), "") for text in own]
-    seen = set()
+    left, seen = [(Requirement(text), "") for text in own], set()
     while left:
         needed, of = left.pop()
         if needed.marker is not None and not needed.marker.evaluate({"extra": of}):
             continue
-        for chosen in {"", *needed.extras} - {each for name, each in seen if name == needed.name}:
+        for chosen in {"", *needed.extras} - {part for name, part in seen if name == needed.name}:
             seen.add((needed.name, chosen))
             required = metadata.requires(needed.name) or ()
             left += [(Requirement(text), chosen) for text in required]
@@ -38,36 +40,20 @@ def install(extra: str, folder: Path) -> None:
                 link.symlink_to(Path(str(path.locate())).parents[len(path.parts) - 1] / link.name)
 
 
-def gguf(folder: Path) -> list[str]:
-    from tests.support.gguf import write
-
-    return [str(write(folder / "small.gguf"))]
-
-
-def lora(folder: Path) -> list[str]:
-    from tests.support.adapters import make
-
-    return ["demo", "--adapter", str(make(str(ROOT / "ladecli" / "demo"), folder / "adapter"))]
-
-
 CODE = "import sys; from ladecli.commands.cli import entry; sys.exit(entry(sys.argv[1:]))"
-GENERATE: dict[str, Callable[[Path], list[str]]] = {
-    "gguf": gguf,
-    "lora": lora,
-    "quant": lambda _: ["demo", "--quantize", "4bit"],
+GENERATE: dict[str, Callable[[Path], tuple[str, ...]]] = {
+    "gguf": lambda folder: (str(write(folder / "small.gguf")),),
+    "lora": lambda folder: ("demo", "--adapter", str(make(str(DEMO), folder / "adapter"))),
+    "quant": lambda _: ("demo", "--quantize", "4bit"),
 }
 
 
 def alone(extra: str, folder: Path, code: str, *arguments: str) -> str:
     """What a program prints where only an extra is installed."""
     install(extra, folder)
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code, *arguments],
-        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-S", "-c", code, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -90,7 +76,6 @@ def test_the_server_needs_its_extra_alone(tmp_path: Path) -> None:
 
 def test_what_a_gguf_file_needs_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    with pytest.raises(
-        AssertionError, match=r"needs accelerate and gguf: pip install 'ladecli\[gg"
-    ):
+    line = r"needs accelerate and gguf: pip install 'ladecli\[gg"
+    with pytest.raises(AssertionError, match=line):
         alone("", tmp_path, CODE, "generate", str(tmp_path / "m.gguf"), "-p", "the")

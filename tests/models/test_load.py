@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,12 +15,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ladecli
-from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.backends import int8
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.model.transformer import Transformer
+from ladecli.errors import LoadError, UsageError
 from ladecli.generation_config import AnswerDefaults
 from ladecli.models import memory
 from ladecli.models.device import Device, detect
-from ladecli.models.load import load
+from ladecli.models.load import LoadedModel, load
 from ladecli.options.model import ModelOptions, PlacementOptions
+from ladecli.session.session import Session
+from tests.support.decoding import ids_of, run, transformers_ids
 from tests.support.hub import DEMO, copied, plan, stating, use_devices
 from tests.support.models import saved
 
@@ -39,9 +45,7 @@ def demo_with(folder: Path, **changes: Any) -> str:
     return copied(DEMO, folder, stating("config.json", **changes))
 
 
-def test_code_of_the_model_runs_where_it_is_trusted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_the_model_runs_where_it_is_trusted(tmp_path: Path, capsys: Any) -> None:
     name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
     (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
     trusted = load(plan(name, ModelOptions(trust_remote_code=True), ON_CPU))
@@ -53,7 +57,7 @@ def test_code_of_the_model_runs_where_it_is_trusted(
 
 
 @pytest.mark.parametrize(
-    ("named", "held", "expected"),
+    ("stated", "held", "right"),
     [
         ("float16", torch.bfloat16, torch.float16),
         (None, torch.bfloat16, torch.bfloat16),
@@ -62,13 +66,9 @@ def test_code_of_the_model_runs_where_it_is_trusted(
     ],
 )
 def test_a_gpu_gets_the_type_that_the_weights_have(
-    named: str | None,
-    held: torch.dtype | None,
-    expected: torch.dtype,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stated: str | None, held: Any, right: torch.dtype, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    name = demo_with(tmp_path / "m", dtype=named)
+    name = demo_with(tmp_path / "m", dtype=stated)
     path = tmp_path / "m" / "model.safetensors"
     if held is None:  # pickled weights do not say it
         torch.save(load_file(path), path.with_name("pytorch_model.bin"))
@@ -76,13 +76,11 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
     else:
         save_file({key: x.to(held) for key, x in load_file(path).items()}, path)
     use_devices(monkeypatch, GPU)
-    assert plan(name).dtype == expected
+    assert plan(name).dtype == right
 
 
 @pytest.mark.parametrize("more", [-1e6, 1e6])
-def test_a_processor_computes_in_float32_where_that_fits(
-    more: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_computes_in_float32_where_that_fits(more: float, monkeypatch: Any) -> None:
     full = plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
     least = memory.MemoryRequest(memory.LEAST_CONTEXT).need(full).total
     use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
@@ -97,16 +95,13 @@ def test_a_processor_computes_in_float32_where_that_fits(
 @pytest.fixture
 def fp8(tmp_path: Path) -> str:
     """A checkpoint in FP8 with a scale for every block."""
-    name = demo_with(
-        tmp_path / "fp8", quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]}
-    )
-    tensors = {}
-    for key, weight in load_file(DEMO / "model.safetensors").items():
-        tensors[key] = weight
-        if "_proj" in key:
-            blocks = [-(-n // 64) for n in weight.shape]
-            tensors[key] = weight.to(torch.float8_e4m3fn)
-            tensors[key.replace("weight", "weight_scale_inv")] = torch.ones(blocks)
+    stated = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    name = demo_with(tmp_path / "fp8", quantization_config=stated)
+    tensors = load_file(DEMO / "model.safetensors")
+    for key in [key for key in tensors if "_proj" in key]:
+        blocks = [-(-n // 64) for n in tensors[key].shape]
+        tensors[key] = tensors[key].to(torch.float8_e4m3fn)
+        tensors[key.replace("weight", "weight_scale_inv")] = torch.ones(blocks)
     save_file(tensors, tmp_path / "fp8" / "model.safetensors")
     return name
 
@@ -120,9 +115,7 @@ def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
 
 
 @pytest.mark.parametrize(("capability", "weights"), [((8, 0), "bfloat16"), ((8, 9), "fp8")])
-def test_fp8_stays_where_it_can(
-    capability: tuple[int, int], weights: str, fp8: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp8_stays_where_it_can(capability: Any, weights: str, fp8: str, monkeypatch: Any) -> None:
     use_devices(monkeypatch, GPU)
     answers = {"cuda:1": capability}
     monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)
@@ -143,26 +136,22 @@ GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
     (SAMPLES | {"eos_token_id": [100, 99], "top_k": -5}, TOP_50, {99}, ["top_k -5"]),
     (
         SAMPLES | {"top_k": math.inf, "temperature": math.nan, "top_p": 10**400},
-        TOP_50,
-        {2},
-        ["temperature nan", "top_k inf", f"top_p {10**400}"],
+        *(TOP_50, {2}, ["temperature nan", "top_k inf", f"top_p {10**400}"]),
     ),
     (
         SAMPLES | {"min_p": 0.1, "top_p": None, "num_beams": 4},
-        SamplingConfig(temperature=1.0, top_k=50, min_p=0.1),
-        {2},
-        ["num_beams"],
+        *(replace(TOP_50, min_p=0.1), {2}, ["num_beams"]),
     ),
     (GREEDY | {"repetition_penalty": 2}, SamplingConfig(repetition_penalty=2.0), {2}, []),
 ]
 
 
-@pytest.mark.parametrize(("given", "sampling", "ends", "ignored"), GENERATION)
+@pytest.mark.parametrize(("fields", "sampling", "ends", "ignored"), GENERATION)
 def test_a_generation_config_counts_as_far_as_it_makes_sense(
-    given: dict[str, Any], sampling: SamplingConfig, ends: set[int], ignored: list[str]
+    fields: Any, sampling: SamplingConfig, ends: set[int], ignored: list[str]
 ) -> None:
     config = transformers.GenerationConfig()
-    config.update(**given)
+    config.update(**fields)
     defaults = AnswerDefaults(config, SimpleNamespace(eos_token_id=2), 100)
     assert defaults.sampling == sampling
     assert defaults.without_samples.greedy
@@ -185,3 +174,87 @@ def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> N
     """HRM counts its six layers as often as they are run."""
     stacks = saved(tmp_path, "hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
     assert load(plan(stacks, place=ON_CPU)).facts.family == "hrm_text"
+
+
+# Weights that bitsandbytes packs, on a CPU.
+
+
+NEAR_TIE = 0.05
+"""Quantised products round rows of one step and of several differently.  Where the best two
+logits are closer than this share of their spread, either may win."""
+PROMPTS = ("def largest(items):\n", "What is lookahead decoding?")
+PAPER = LookaheadConfig(7, 4, 7, sources=("trajectory",))
+
+
+@pytest.fixture(scope="module", params=["4bit", "8bit"])
+def packed(request: pytest.FixtureRequest) -> LoadedModel:
+    with pytest.MonkeyPatch.context() as patch:
+        # Else 8 bits on a CPU are ours (`test_int8`).
+        patch.setattr(int8, "available", lambda: False)
+        return load(plan("demo", ModelOptions(quantize=request.param), ON_CPU))
+
+
+def answer(session: Session, prompt: str, config: LookaheadConfig | None = None) -> list[int]:
+    """The ids of an answer, plain without a config."""
+    strategy = "lookahead" if config else "autoregressive"
+    ids = session.encode(prompt)
+    return ids_of(run(session.decoder, ids, strategy, config or PAPER, limits=Limits(24)))
+
+
+@pytest.mark.slow
+def test_packed_weights_give_one_text_but_for_near_ties(packed: LoadedModel) -> None:
+    """Our own forward calls their modules; transformers, plain decoding and lookahead agree."""
+    session = Session(packed)
+    assert isinstance(session.decoder.executor.model, Transformer)
+    for prompt in PROMPTS:
+        plain, ids = answer(session, prompt), session.encode(prompt)
+        if prompt == PROMPTS[0]:
+            assert transformers_ids(packed.model, ids, 24) == plain
+        with torch.inference_mode():
+            logits = packed.model(torch.tensor([ids + plain])).logits[0, len(ids) - 1 : -1].float()
+        best = logits.topk(2).values
+        leads = (best[:, 0] - best[:, 1]) / logits.std(-1)
+        for config in (LookaheadConfig(5, 3, 5, 60), PAPER):
+            other = answer(session, prompt, config)
+            assert len(other) == len(plain) == 24
+            apart = next((i for i in range(24) if other[i] != plain[i]), None)
+            # How many texts meet a near-tie depends on the kernels of the machine.
+            assert apart is None or leads[apart] < NEAR_TIE
+
+
+@pytest.mark.slow
+def test_the_plan_knows_the_size_of_packed_weights(packed: LoadedModel) -> None:
+    assert packed.spec.weights in ("nf4", "int8")
+    held = packed.model.get_memory_footprint()
+    # Scales are not in what transformers counts.
+    assert held <= packed.spec.weight_bytes * 1.001
+    assert held > packed.spec.weight_bytes * 0.95
+
+
+def test_shapes_that_kernels_refuse_give_one_line(tmp_path: Path, monkeypatch: Any) -> None:
+    sizes = {"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 2}
+    folder = saved(tmp_path, "llama", vocab_size=300, **sizes)
+    # Which shapes they refuse depends on the processor, so one is refused for all of them.
+    refusal = Mock(side_effect=AssertionError("N must be divisible by block_n\nand more"))
+    monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refusal)
+    line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try another --"
+    with pytest.raises(LoadError, match=line):
+        load(plan(folder, ModelOptions(quantize="4bit"), ON_CPU))
+
+
+def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
+    change = stating("config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    folder = copied(DEMO, tmp_path / "packed", change)
+    line = r"is quantised already \(gptq\); leave --quantize out"
+    with pytest.raises(UsageError, match=line):
+        load(plan(folder, ModelOptions(quantize="4bit"), ON_CPU))
+
+
+@pytest.mark.slow
+def test_a_quantised_checkpoint_loads_as_it_is(packed: LoadedModel, tmp_path: Path) -> None:
+    # That may change it: with AVX-512 in bfloat16 bitsandbytes packs weights, and rounds scales.
+    packed.model.save_pretrained(tmp_path)
+    packed.tokenizer.save_pretrained(tmp_path)
+    again = load(plan(str(tmp_path), place=ON_CPU))
+    assert again.spec.weights == packed.spec.weights
+    assert answer(Session(again), PROMPTS[0]) == answer(Session(packed), PROMPTS[0])

@@ -26,25 +26,17 @@ SINGLE = replace(LLAMA_7B, weights="float32", compute="float32", weight_bytes=26
 GB = 1e9
 
 
-def ask(
-    free: float, spec: ModelSpec = LLAMA_7B, kind: str = "cuda", longest: int = 4096, **asked: Any
-) -> tuple[int, str | None]:
-    return room(
-        "m", spec, free * GB, MemoryRequest(longest, width=64, **asked), where="GPU", kind=kind
-    )
+def ask(free: float, spec: ModelSpec = LLAMA_7B, kind: str = "cuda", longest: int = 4096) -> Any:
+    request = MemoryRequest(longest, width=64)
+    return room("m", spec, free * GB, request, where="GPU", kind=kind)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 1)])
 @pytest.mark.parametrize("attention", ["sdpa", "reference"])
 def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=6,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=200,
-    )
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": 200}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    config = transformers.LlamaConfig(**shape)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     decoder = load_decoder(model, max_context=2048, attention=attention)
     strategy = make_strategy("lookahead", LookaheadConfig(5, 3, 5, 24))
@@ -83,9 +75,7 @@ def test_a_long_context_is_cut_to_what_fits() -> None:
          "take a smaller model"),
     ],
 )  # fmt: skip
-def test_weights_that_do_not_fit_name_the_first_form_that_does(
-    free: float, spec: ModelSpec, kind: str, fix: str
-) -> None:
+def test_the_first_form_that_fits(free: float, spec: ModelSpec, kind: str, fix: str) -> None:
     line = rf"^m needs .*, .* more than the {format_bytes(0.97 * free * GB)} .* on GPU; {fix}"
     with pytest.raises(LoadError, match=line):
         ask(free, spec, kind)
@@ -101,12 +91,10 @@ def test_weights_that_do_not_fit_name_the_first_form_that_does(
         ([], 12, 4096, r"do not fit on this machine: .* the disk, which is slow"),
     ],
 )
-def test_a_model_that_is_spread_over_devices(
-    gpus: list[float], processor: float, context: int | None, words: str | None
-) -> None:
-    free = [each * GB for each in gpus]
-    found, notice = spread("m", LLAMA_7B, free, processor * GB, MemoryRequest(4096, width=64))
-    assert found == context if context else found < 4096
+def test_spread_models(gpus: Any, processor: float, context: int | None, words: str | None) -> None:
+    free = [size * GB for size in gpus]
+    length, notice = spread("m", LLAMA_7B, free, processor * GB, MemoryRequest(4096, width=64))
+    assert length == context if context else length < 4096
     assert notice is None if words is None else re.search(words, notice or "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 """The second stands for another GPU: it has shapes and devices, and no numbers."""
+PLACES = (CPU, ELSEWHERE, ELSEWHERE, CPU)
 FLOAT32, ON_CPU = ModelOptions(dtype="float32"), PlacementOptions(device="cpu")
 
 
@@ -29,15 +31,10 @@ def write(cache: KVCache, tokens: list[int]) -> None:
     """One step of a model whose layers 1 and 2 are elsewhere."""
     cache.reserve(cache.length + len(tokens))
     key = torch.tensor(tokens, dtype=torch.float32)[None, :, None].expand(2, -1, 3)
-    for layer, place in enumerate((CPU, ELSEWHERE, ELSEWHERE, CPU)):
+    for layer, place in enumerate(PLACES):
         keys, values = cache.write(layer, (key + layer).to(place), -key.to(place))
         assert keys.device == values.device == place
         assert keys.shape == (2, cache.length + len(tokens), 3)
-
-
-def spread_cache() -> KVCache:
-    places = (CPU, ELSEWHERE, ELSEWHERE, CPU)
-    return KVCache([LayerShape(2, 3, 3, torch.float32, place) for place in places])
 
 
 def held(cache: KVCache, layer: int) -> list[float]:
@@ -45,7 +42,7 @@ def held(cache: KVCache, layer: int) -> list[float]:
 
 
 def test_keys_are_where_their_layers_are() -> None:
-    cache = spread_cache()
+    cache = KVCache([LayerShape(2, 3, 3, torch.float32, place) for place in PLACES])
     write(cache, [7, 8])
     cache.keep([0, 1])
     write(cache, [10, 11, 12])
@@ -53,38 +50,31 @@ def test_keys_are_where_their_layers_are() -> None:
     assert held(cache, 0) == [7, 8, 10, 12]
     assert held(cache, 3) == [10, 11, 13, 15]
     assert cache.layer(1)[0].device == ELSEWHERE
-    assert {tuple(each.shape) for each in cache.tensors} == {(4, 2, GROWTH, 3)}
+    assert {tuple(tensor.shape) for tensor in cache.tensors} == {(4, 2, GROWTH, 3)}
     write(cache, list(range(GROWTH)))
     cache.keep(range(GROWTH))
     cache.truncate(3)
     assert held(cache, 0) == [7, 8, 10]
-    assert {each.shape[2] for each in cache.tensors} == {2 * GROWTH}, "all grow together"
+    assert {tensor.shape[2] for tensor in cache.tensors} == {2 * GROWTH}, "all grow together"
     cache.release()
     assert not cache.tensors
-
-
-class Waits:
-    """What accelerate leaves at a part whose weights come when they are needed."""
-
-    execution_device = "cuda:1"
 
 
 def test_where_a_model_takes_its_input() -> None:
     model = nn.Sequential(nn.Linear(1, 1, device=ELSEWHERE), nn.Linear(1, 1))
     assert input_device(model) == CPU
     waiting = nn.Sequential(nn.Linear(1, 1, device=ELSEWHERE))
-    vars(waiting[0])["_hf_hook"] = Waits()
+    # accelerate leaves this at a part whose weights come when they are needed.
+    vars(waiting[0])["_hf_hook"] = SimpleNamespace(execution_device="cuda:1")
     assert input_device(waiting) == torch.device("cuda:1")
 
 
-def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_offloads_what_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     use_devices(monkeypatch, Device("cpu", "cpu", "CPU"), free=20e6)
     planned = plan("demo", FLOAT32, replace(ON_CPU, device_map="auto"))
     small, large = (memory.MemoryNeed(0.0, cache, 0.0) for cache in (1e6, 14e6))
     everywhere = load(planned, need=small).model
-    assert all(each.device == CPU for each in everywhere.parameters()), "12.6 MB"
+    assert {weight.device for weight in everywhere.parameters()} == {CPU}, "12.6 MB"
     spread = load(planned, need=large).model
     assert {"cpu", "disk"} == {*spread.hf_device_map.values()}
     ids = torch.arange(30, 40)[None]

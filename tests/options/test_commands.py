@@ -23,9 +23,8 @@ def test_the_nearest_declaration_of_an_option_holds(command: str) -> None:
     """Of several bases that declare it, Python's order of classes decides, for fields too."""
     kind = request_of(command)
     for field in fields(kind):
-        declaring = [each for each in kind.__mro__ if field.name in inspect.get_annotations(each)]
-        nearest = declaring[0]
-        own = {each.name: each for each in fields(nearest)}[field.name]
+        nearest = next(c for c in kind.__mro__ if field.name in inspect.get_annotations(c))
+        (own,) = (declared for declared in fields(nearest) if declared.name == field.name)
         assert field.metadata == own.metadata, (field.name, nearest)
 
 
@@ -52,8 +51,8 @@ def test_any_budget_goes_with_any_profile(budget: int) -> None:
     roomy = budget >= profile.window_cells
     assert ("trajectory" in chosen.sources) == roomy
     line = "budget sets sources context,recycled for the profile's trajectory,"
-    told = DraftOptions(budget=budget).side_effects(profile)
-    assert [each.startswith(line) for each in told] == [True] * (not roomy)
+    notices = DraftOptions(budget=budget).side_effects(profile)
+    assert [notice.startswith(line) for notice in notices] == [True] * (not roomy)
     with pytest.raises(ConfigError, match="smaller than the 10 tokens of a window"):
         DraftOptions(budget=4, window=5, ngram=3).lookahead(profile)
 
@@ -62,7 +61,7 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({}, ()),
         ({"budget": 12}, ()),
@@ -85,18 +84,16 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
         ),
     ],
 )  # fmt: skip
-def test_options_that_do_nothing_or_more_than_they_say(
-    given: dict[str, Any], words: tuple[str, ...]
-) -> None:
-    request = DraftOptions(**given, origins={key: f"flag --{key}" for key in given})
-    told = request.side_effects(TUNED)
-    assert len(told) == bool(words)
-    assert all(word in told[0] for word in words)
-    if given == {} or "does nothing" in "".join(told):
+def test_options_that_do_nothing_or_more_than_they_say(options: Any, words: Any) -> None:
+    request = DraftOptions(**options, origins={key: f"flag --{key}" for key in options})
+    notices = request.side_effects(TUNED)
+    assert len(notices) == bool(words)
+    assert all(word in notices[0] for word in words)
+    if options == {} or "does nothing" in "".join(notices):
         chosen = request.lookahead(TUNED)
         assert (chosen.budget, chosen.widths) == (TUNED.budget, TUNED.widths)
-    # A config file's are meant for lookahead.
-    kept = DraftOptions(**given, origins=dict.fromkeys(given, CONFIG_FILE))
+    # Options of a config file are meant for lookahead.
+    kept = DraftOptions(**options, origins=dict.fromkeys(options, CONFIG_FILE))
     assert kept.strategy == "lookahead" or kept.side_effects(TUNED) == []
 
 

@@ -64,9 +64,9 @@ def test_every_option_is_there(lade: Lade, monkeypatch: pytest.MonkeyPatch, comm
     monkeypatch.setenv("COLUMNS", "200")
     done = lade(*command.split(), "--help")
     assert done.code == 0
-    found = {*re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", done.out)}
-    wanted = {f"--{name}" for name in OPTIONS[command].split()}
-    assert wanted | {*LETTERS.get(command, "").split()} <= found
+    shown = {*re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", done.out)}
+    names = {f"--{name}" for name in OPTIONS[command].split()}
+    assert names | {*LETTERS.get(command, "").split()} <= shown
 
 
 def test_every_command_is_there(lade: Lade) -> None:

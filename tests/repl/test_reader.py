@@ -15,7 +15,7 @@ from prompt_toolkit.output import DummyOutput
 
 from ladecli.errors import UsageError
 from ladecli.repl.commands import CommandCompleter
-from ladecli.repl.reader import Reader, TerminalReader, history_path, unquote
+from ladecli.repl.reader import Reader, TerminalReader, history_path
 
 PASTE = "\x1b[200~{}\x1b[201~"
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_T, TAB = "\r", "\x1b\r", "\x03", "\x04", "\x14", "\t"
@@ -27,26 +27,20 @@ Make = Callable[..., TerminalReader]
 
 @pytest.fixture
 def keyboard() -> Iterator[PipeInput]:
-    with create_pipe_input() as made:
-        yield made
+    with create_pipe_input() as pipe:
+        yield pipe
 
 
 @pytest.fixture
 def make(keyboard: PipeInput, tmp_path: Path) -> Make:
     """A line editor whose keys come from the keyboard of the test."""
 
-    def made(**options: Any) -> TerminalReader:
-        usual: dict[str, Any] = {
-            "history": tmp_path / "history",
-            "vi": False,
-            "toolbar": lambda: "bar",
-            "on_toggle": lambda: None,
-        }
-        return TerminalReader(
-            CommandCompleter(), **{**usual, **options}, source=keyboard, screen=DummyOutput()
-        )
+    def reader(**options: Any) -> TerminalReader:
+        usual: dict[str, Any] = {"history": tmp_path / "history", "vi": False, "source": keyboard}
+        usual |= {"toolbar": lambda: "bar", "on_toggle": lambda: None, "screen": DummyOutput()}
+        return TerminalReader(CommandCompleter(), **usual | options)
 
-    return made
+    return reader
 
 
 @pytest.mark.parametrize(
@@ -54,7 +48,7 @@ def make(keyboard: PipeInput, tmp_path: Path) -> Make:
     [
         ("hello" + ENTER, "hello"),
         ("one" + ALT_ENTER + "two" + ENTER, "one\ntwo"),
-        ('"""' + ENTER + "one" + ENTER + "two" + ENTER + '"""' + ENTER, "one\ntwo"),
+        ('"""' + ENTER + " one" + ENTER + "two" + ENTER + '"""' + ENTER, " one\ntwo"),
         (PASTE.format("def f():\n    return 1\n") + ENTER, "def f():\n    return 1\n"),
         (PASTE.format("a\r\nb") + ENTER, "a\nb"),
         (PASTE.format('"""Doc."""\nimport os\n') + ENTER, '"""Doc."""\nimport os\n'),
@@ -64,6 +58,9 @@ def make(keyboard: PipeInput, tmp_path: Path) -> Make:
         (f"a{RED}b{CLICK}c" + ENTER, "abc"),
         ("ab" + CTRL_T + "c" + ENTER, "abc"),
         ('"""/undo"""' + ENTER, " /undo"),
+        ('""""""' + ENTER, ""),
+        ('say """a"""' + ENTER, 'say """a"""'),
+        ('"""' + ENTER + "exit" + ENTER + '"""' + ENTER, " exit"),
         (PASTE.format('"""Doc."""\nx = """y"""') + ENTER, '"""Doc."""\nx = """y"""'),
     ],
 )
@@ -73,9 +70,7 @@ def test_keys_make_messages(keyboard: PipeInput, make: Make, typed: str, message
 
 
 @pytest.mark.parametrize(("key", "error"), [(CTRL_C, KeyboardInterrupt), (CTRL_D, EOFError)])
-def test_keys_that_end_the_input(
-    keyboard: PipeInput, make: Make, key: str, error: type[BaseException]
-) -> None:
+def test_keys_that_end_the_input(keyboard: PipeInput, make: Make, key: str, error: Any) -> None:
     reader = make()
     keyboard.send_text(key)
     with pytest.raises(error):
@@ -100,9 +95,7 @@ def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> 
     assert reader.read("draft ") == "draft s"
 
 
-def test_a_history_that_vanishes_costs_nothing(
-    keyboard: PipeInput, make: Make, tmp_path: Path
-) -> None:
+def test_a_history_that_vanishes(keyboard: PipeInput, make: Make, tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     reader = make(history=folder / "history")
@@ -111,9 +104,7 @@ def test_a_history_that_vanishes_costs_nothing(
     assert reader.read() == "one"
 
 
-def test_the_history_file_is_private_or_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_history_file_is_private_or_there_is_none(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     path = history_path()
     assert path is not None
@@ -165,21 +156,3 @@ def test_a_poor_terminal_has_prompts() -> None:
     assert reader.interactive
     assert (reader.read("draft"), reader.read()) == ("a", "b")
     assert screen.getvalue() == "draft\n> > "
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('"""a"""', "a"),
-        ('"""\n a\nb\n"""', " a\nb"),
-        ('"""', '"""'),
-        ('""""""', ""),
-        ('say """a"""', 'say """a"""'),
-        ("a", "a"),
-        ('"""/undo"""', " /undo"),
-        ('"""\nexit\n"""', " exit"),
-        ('"""Doc."""\nx = """y"""', '"""Doc."""\nx = """y"""'),
-    ],
-)
-def test_quotes_are_taken_off(text: str, message: str) -> None:
-    assert unquote(text) == message

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.serve.test_app import Server
 from tests.support.scripts import CHATML, Scripted
+from tests.support.server import Server
 
 IM = ("<|im_start|>", "<|im_end|>")
 TEMPLATE = """\
@@ -30,6 +30,7 @@ WEATHER = {
 }
 TOOLS: Any = [{"type": "function", "function": WEATHER}]
 HI = {"role": "user", "content": "What about Paris?"}
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_a_call_is_told_from_the_text(server: Server) -> None:
             calls += delta.tool_calls or []
             reasons += filter(None, [chunk.choices[0].finish_reason])
         assert (text, reasons) == ("Well. ", ["tool_calls"])
-        assert [(each.index, each.function.name) for each in calls] == [(0, "weather")]
+        assert [(call.index, call.function.name) for call in calls] == [(0, "weather")]
         without = chats.create(**asked, tool_choice="none").choices[0]
         assert without.finish_reason == "stop"
         assert without.message.content == f"Well. <tool_call>{CALL}</tool_call>"

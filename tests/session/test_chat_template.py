@@ -20,19 +20,19 @@ import ladecli
 from ladecli import suites
 from ladecli.options.answer import TemplateChoice
 from ladecli.trace.format import read_trace
-from tests.support.hub import stating
+from tests.support.hub import holding, stating
 from tests.support.scripts import CHATML, Scripted
 
 SYSTEM, FIRST, SECOND = "Be brief.", "Where is the Louvre?", "And the Prado?"
 
 LLAMA3 = """\
-{{ bos_token }}{% if messages[0].role == 'system' %}{% set told = messages[0].content %}\
-{% set rest = messages[1:] %}{% else %}{% set told = '' %}{% set rest = messages %}{% endif %}\
+{{ bos_token }}{% if messages[0].role == 'system' %}{% set system = messages[0].content %}\
+{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}\
 <|head|>system<|tail|>
 
 Today is {{ date_string | default('some day') }}.
 
-{{ told | trim }}<|eot|>{% for m in rest %}<|head|>{{ m.role }}<|tail|>
+{{ system | trim }}<|eot|>{% for m in rest %}<|head|>{{ m.role }}<|tail|>
 
 {{ m.content | trim }}<|eot|>{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|tail|>
 
@@ -41,11 +41,6 @@ MISTRAL = """\
 {{ bos_token }}{% for m in messages %}\
 {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}\
 {% endif %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]\
-{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"""
-MISTRAL_V7 = """\
-{{ bos_token }}{% for m in messages %}\
-{% if m.role == 'system' %}[SYSTEM]{{ m.content }}[/SYSTEM]\
-{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]\
 {% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"""
 GEMMA = """\
 {{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}\
@@ -118,8 +113,8 @@ def thinking(role: str, content: str, thinking: str | None = None) -> dict[str, 
     """A message whose reasoning is a typed part."""
     if thinking is None:
         return plain(role, content)
-    said = parts(role, content)
-    return said | {"content": [{"type": "thinking", "thinking": thinking}, *said["content"]]}
+    part, message = {"type": "thinking", "thinking": thinking}, parts(role, content)
+    return message | {"content": [part, *message["content"]]}
 
 
 @dataclass(frozen=True)
@@ -145,20 +140,20 @@ class Case:
     message: Any = plain
     keeps: str = ""
 
-    def messages(self, *said: str) -> list[dict[str, Any]]:
+    def messages(self, first: str, *others: str) -> list[dict[str, Any]]:
         """The conversation as the template should be given it."""
-        first, *others = said
-        start = [self.message("system", SYSTEM), self.message("user", first)]
+        messages = [self.message("system", SYSTEM), self.message("user", first)]
         if self.system == "user":
-            start = [self.message("user", f"{SYSTEM}\n\n{first}")]
-        told = {self.keeps: self.thinks} if self.keeps else {}
+            messages = [self.message("user", f"{SYSTEM}\n\n{first}")]
+        reasoning = {self.keeps: self.thinks} if self.keeps else {}
         for number, text in enumerate(others):
-            role, more = ("user", {}) if number % 2 else ("assistant", told)
-            start.append(self.message(role, text, **more))
-        return start
+            role, more = ("user", {}) if number % 2 else ("assistant", reasoning)
+            messages.append(self.message(role, text, **more))
+        return messages
 
 
-IM = ("<|im_start|>", "<|im_end|>")
+IM, INST = ("<|im_start|>", "<|im_end|>"), ("[INST]", "[/INST]")
+PARIS = ("Paris", ".", "<|im_end|>", "x")
 THINK = ("<think>", "Hm", ", ", "</think>", "\n\n", "Paris", ".", "<|im_end|>", "lost")
 # A token of a script occurs once: what begins the answer is a single one here.
 LAST = "<|start|>assistant<|channel|>final<|message|>"
@@ -175,56 +170,39 @@ SCHEMA = {
     },
 }
 CASES = {
-    "chatml": Case(Scripted(CHATML, ("Paris", ".", "<|im_end|>", "x"), IM)),
+    "chatml": Case(Scripted(CHATML, PARIS, IM)),
     "llama3": Case(
-        Scripted(
-            LLAMA3, ("Paris", ".", "<|eot|>", "x"), ("<|head|>", "<|tail|>", "<|eot|>"), "\n\n"
-        ),
+        Scripted(LLAMA3, (*PARIS[:2], "<|eot|>", "x"), ("<|head|>", "<|tail|>", "<|eot|>"), "\n\n"),
         options=("--template-arg", "date_string=26 Jul 2024"),
         arguments={"date_string": "26 Jul 2024"},
     ),
     "mistral-v0.1": Case(
-        Scripted(MISTRAL, ("Paris", ".", "<|end|>"), ("[INST]", "[/INST]"), "[/INST]"),
-        system="user",
-    ),
-    "mistral-v7": Case(
-        Scripted(
-            MISTRAL_V7,
-            ("Paris", ".", "<|end|>"),
-            ("[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
-            "[/INST]",
-        )
+        Scripted(MISTRAL, (*PARIS[:2], "<|end|>"), INST, "[/INST]"), system="user"
     ),
     "gemma": Case(
-        Scripted(GEMMA, ("Paris", ".", "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
+        Scripted(GEMMA, (*PARIS[:2], "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
         system="user",
     ),
     "phi-3": Case(
-        Scripted(
-            PHI3, ("Paris", ".", "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")
-        ),
+        Scripted(PHI3, (*PARIS[:2], "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")),
         system="user",
     ),
     "qwen3": Case(Scripted(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
     "qwen3-without": Case(
-        Scripted(QWEN3, ("Paris", ".", "<|im_end|>", "x"), (*IM, "<think>", "</think>"), "\n\n"),
+        Scripted(QWEN3, PARIS, (*IM, "<think>", "</think>"), "\n\n"),
         options=("--template-arg", "enable_thinking=false"),
         arguments={"enable_thinking": False},
     ),
     "deepseek-r1": Case(
-        Scripted(
-            R1,
-            ("Hm", ", ", "</think>", "\n\n", "Paris", ".", "<|stop|>", "lost"),
-            ("<|User|>", "<|Assistant|>", "<|stop|>"),
-        ),
+        Scripted(R1, (*THINK[1:-2], "<|stop|>", "x"), ("<|User|>", "<|Assistant|>", "<|stop|>")),
         thinks="Hm,",
     ),
     "named": Case(
-        Scripted({"rag": MISTRAL, "talk": CHATML}, ("Paris", ".", "<|im_end|>", "x"), IM),
+        Scripted({"rag": MISTRAL, "talk": CHATML}, PARIS, IM),
         options=("--chat-template", "talk"),
         arguments={"chat_template": CHATML},
     ),
-    "smolvlm": Case(Scripted(PARTS, ("Paris", ".", "<stop>", "x"), ("<stop>",)), message=parts),
+    "smolvlm": Case(Scripted(PARTS, (*PARIS[:2], "<stop>", "x"), ("<stop>",)), message=parts),
     "gpt-oss": Case(
         Scripted(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
         thinks="Hm,",
@@ -235,8 +213,8 @@ CASES = {
     "magistral": Case(
         Scripted(
             MAGISTRAL,
-            ("[THINK]", "Hm", ", ", "[/THINK]", "Paris", ".", "<|end|>"),
-            ("[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
+            ("[THINK]", "Hm", ", ", "[/THINK]", *PARIS[:2], "<|end|>"),
+            (*INST, "[SYSTEM]", "[/SYSTEM]"),
             "[/INST]",
         ),
         thinks="Hm,",
@@ -253,10 +231,14 @@ CASES = {
 
 def expected(case: Case, tokenizer: Any, *said: str) -> tuple[int, str]:
     """The right prompt: how many tokens, and its text."""
-    given = tokenizer.apply_chat_template(
-        case.messages(*said), add_generation_prompt=True, return_dict=True, **case.arguments
-    )
-    return len(given["input_ids"]), tokenizer.decode(given["input_ids"])
+    ids = right_ids(tokenizer, case.messages(*said), **case.arguments)
+    return len(ids), tokenizer.decode(ids)
+
+
+def right_ids(tokenizer: Any, messages: Any, **arguments: Any) -> Any:
+    """The ids that transformers makes of a conversation."""
+    arguments |= {"add_generation_prompt": True, "return_dict": True}
+    return tokenizer.apply_chat_template(messages, **arguments)["input_ids"]
 
 
 def prompt_of(trace: Path) -> tuple[int, str]:
@@ -272,9 +254,8 @@ def test_prompts_and_answers_of_two_turns(lade: Any, name: str, tmp_path: Path) 
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     done = lade("generate", *common, "-p", FIRST, "--json")
-    found = done.json()
-    assert (found["text"], found["reasoning"]) == (case.answer, case.thinks)
-    assert found["finish_reason"] == "eos"
+    values = tuple(done.json()[name] for name in ("text", "reasoning", "finish_reason"))
+    assert values == (case.answer, case.thinks, "eos")
     assert prompt_of(trace) == expected(case, tokenizer, FIRST)
     assert ("before your first message" in done.err) == (case.system == "user")
 
@@ -306,14 +287,11 @@ def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path)
     assert "drops what the user says" in say(lade, folder).refused()
 
 
-def test_a_template_in_another_encoding_is_named(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(model_folder, tmp_path / "model")
-    (folder / "chat_template.jinja").write_bytes(b'{{ "\xe9" }}')
-    assert "chat_template.jinja is not UTF-8" in say(lade, str(folder)).refused()
-    found = lade("doctor", str(folder))
-    assert (found.code, "chat_template.jinja" in found.out) == (1, True)
+def test_a_template_in_another_encoding_is_named(lade: Any, model_with: Any) -> None:
+    folder = model_with(holding("chat_template.jinja", b'{{ "\xe9" }}'))
+    assert "chat_template.jinja is not UTF-8" in say(lade, folder).refused()
+    report = lade("doctor", folder)
+    assert (report.code, "chat_template.jinja" in report.out) == (1, True)
 
 
 def test_named_templates(lade: Any, named: str, tmp_path: Path) -> None:
@@ -346,9 +324,9 @@ def test_reasoning_on_stdout(lade: Any, thinker: str) -> None:
     cut = say(lade, thinker, "-n", "2")
     assert cut.out.strip() == ""
     assert "inside its reasoning" in cut.err
-    found = say(lade, thinker, "-n", "2", "--json").json()
-    assert (found["text"], found["reasoning"], found["finish_reason"]) == ("", "Hm", "length")
-    assert found["usage"]["completion_tokens"] == 2
+    answer = say(lade, thinker, "-n", "2", "--json").json()
+    assert (answer["text"], answer["reasoning"], answer["finish_reason"]) == ("", "Hm", "length")
+    assert answer["usage"]["completion_tokens"] == 2
 
 
 def test_reasoning_in_python(thinker: str) -> None:
@@ -377,9 +355,7 @@ def test_options_of_templates_in_a_chat(lade: Any, thinker: str, tmp_path: Path)
     assert (question["reasoning"], reply["reasoning"], reply["content"]) == (None, "Hm,", "Paris.")
 
 
-def test_a_named_template_does_not_go_on_with_another_model(
-    lade: Any, named: str, thinker: str
-) -> None:
+def test_a_named_template_stays_with_its_model(lade: Any, named: str, thinker: str) -> None:
     lines = [FIRST, f"/model {thinker}", SECOND, "/show chat-template"]
     done = lade("chat", named, "--chat-template", "talk", "-n", "20", typed="\n".join(lines))
     assert (done.code, done.out) == (0, "Paris.\n" * 2), done.err
@@ -405,14 +381,14 @@ def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, rows_file
     """Later turns carry the reasoning, with every method, and notices are told."""
     case, path = CASES["schema"], rows_file({"system": SYSTEM, "turns": [FIRST, SECOND]})
     tokenizer, turns = AutoTokenizer.from_pretrained(muser), ([FIRST], [FIRST, case.answer, SECOND])
-    wanted = [expected(case, tokenizer, *said)[0] for said in turns]
+    counts = [expected(case, tokenizer, *messages)[0] for messages in turns]
     asked = (muser, "--prompts", path, "--template-arg", "nothing=1", "-n", "20", "--json")
     verified = lade("verify", *asked)
-    assert [each["prompt_tokens"] for each in verified.json()["answers"]] == wanted
+    assert [answer["prompt_tokens"] for answer in verified.json()["answers"]] == counts
     measured = lade("bench", *asked, "--strategies", "lookahead,hf", "--repeat", "1")
     runs = measured.json()["runs"]
     for name in ("lookahead", "hf"):
-        assert [run["prompt_tokens"] for run in runs if run["contender"] == name] == wanted
+        assert [run["prompt_tokens"] for run in runs if run["contender"] == name] == counts
     for done in (verified, measured):
         assert done.err.count("no variable 'nothing'") == 1
 
@@ -424,9 +400,9 @@ def test_contents_in_the_other_form(tmp_path: Path) -> None:
         case = Scripted(template, ("Paris", ".", "<stop>", "x"), ("<turn>", "<stop>"))
         model = ladecli.load(case.write(tmp_path / name))
         system = [parts("system", SYSTEM)]
-        told = model.session.encode_chat([*system, typed])
-        assert told == model.session.encode_chat([plain("system", SYSTEM), plain("user", FIRST)])
-        assert FIRST in model.session.loaded.tokenizer.decode(told)
+        ids = model.session.encode_chat([*system, typed])
+        assert ids == model.session.encode_chat([plain("system", SYSTEM), plain("user", FIRST)])
+        assert FIRST in model.session.loaded.tokenizer.decode(ids)
     template = CHATML.replace("m.content", "m.content | default('called')")
     model = ladecli.load(Scripted(template, ("Paris", "<|im_end|>"), IM).write(tmp_path / "call"))
     assert model.generate([plain("user", FIRST), call, plain("user", FIRST)]) == "Paris"
@@ -445,9 +421,9 @@ def test_reasoning_under_another_name_reaches_the_template(muser: str, rows_file
 
 
 def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None:
-    found = lade("doctor", thinker, "--json", "--template-arg", "nothing=1")
-    (line,) = [c for c in found.json()["checks"] if c["name"] == "chat template"]
-    assert "no variable 'nothing'" in line["value"]
+    checks = lade("doctor", thinker, "--json", "--template-arg", "nothing=1").json()["checks"]
+    (line,) = [check["value"] for check in checks if check["name"] == "chat template"]
+    assert "no variable 'nothing'" in line
 
 
 # What reaches the prompt.
@@ -516,11 +492,11 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_template_may_change_the_message(name: str, prompt_by: Any) -> None:
     said = [plain("system", SYSTEM), plain("user", FIRST)]
-    right = [parts(**each) for each in said] if name == "parts" else said
+    right = [parts(**message) for message in said] if name == "parts" else said
     prompt, expected = prompt_by(CHANGED[name], said, right)
     assert prompt == expected
     if name != "parts":  # which the template would write as a list
-        assert prompt_by(CHANGED[name], [parts(**each) for each in said], said)[0] == expected
+        assert prompt_by(CHANGED[name], [parts(**message) for message in said], said)[0] == expected
 
 
 def test_a_system_message_that_is_changed_is_taken(prompt_by: Any) -> None:
@@ -537,8 +513,7 @@ def test_developers_are_heard(prompt_by: Any) -> None:
     as_system = [plain("system", SYSTEM), said[1]]
     cases = (
         *((DEVELOPER, said), (CHANNELS.replace("== 'system'", "== 'developer'"), said)),
-        *((CHATML, as_system), (CHANNELS, as_system), (MISTRAL_V7, as_system)),
-        *((PHI3, first), (GEMMA, first)),
+        *((CHATML, as_system), (CHANNELS, as_system), (PHI3, first), (GEMMA, first)),
     )
     for template, right in cases:
         prompt, expected = prompt_by(template, said, right)
@@ -565,7 +540,7 @@ def test_calls_and_results_of_tools(prompt_by: Any, talker: Any) -> None:
 @pytest.mark.parametrize("place", ["files", "list", "dict"])
 def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_path: Path) -> None:
     templates = {"default": CHATML, "tool_use": CALLS, "brief": "{{ messages[0].content }}\n"}
-    folder = Path(Scripted(templates, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path))
+    folder = Path(Scripted(templates, PARIS[:3], IM).write(tmp_path))
     if place != "files":
         shutil.rmtree(folder / "additional_chat_templates")
         (folder / "chat_template.jinja").unlink()
@@ -577,51 +552,42 @@ def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_p
     arguments = ("--template-arg", f"tools={json.dumps(TOOLS)}")
     for options, name, more in (
         ((), "default", {}),
+        (("--chat-template", "default"), "default", {}),
         (arguments, "tool_use", {"tools": TOOLS}),
         ((*arguments, "--chat-template", "brief"), "brief", {"tools": TOOLS}),
     ):
-        right = tokenizer.apply_chat_template(
-            hi, chat_template=name, add_generation_prompt=True, return_dict=True, **more
-        )["input_ids"]
         done = say(lade, str(folder), *options, "--json", "-n", "2")
-        assert done.json()["usage"]["prompt_tokens"] == len(right)
+        count = len(right_ids(tokenizer, hi, chat_template=name, **more))
+        assert done.json()["usage"]["prompt_tokens"] == count
         assert ("changes nothing" in done.err) == (name == "brief")
 
 
 def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
-    folder = Scripted(CALLS, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path / "model")
-    hi, result = plain("user", FIRST), {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    folder = Scripted(CALLS, PARIS[:3], IM).write(tmp_path / "model")
+    hi, tool, sun = plain("user", FIRST), {"role": "tool"}, {"name": "weather", "content": "sun"}
+    result = tool | {"tool_call_id": "c1", "content": "sunny"}
     older = {"role": "assistant", "content": None, "function_call": WEATHER | {"arguments": "{}"}}
-    documents = [{"title": "a", "text": "b"}]
+    both = {"tools": TOOLS, "documents": [{"title": "a", "text": "b"}]}
     rows: list[tuple[dict[str, Any], list[Any], dict[str, Any]]] = [
         ({"messages": [hi], "tools": TOOLS}, [hi], {"tools": TOOLS}),
         ({"prompt": FIRST, "tools": TOOLS}, [hi], {"tools": TOOLS}),
         ({"messages": [hi], "functions": [WEATHER]}, [hi], {"tools": TOOLS}),
         ({"messages": [hi], "tools": TOOLS, "tool_choice": "none"}, [hi], {}),
-        (
-            {"messages": [hi], "tools": TOOLS, "documents": documents, "tool_choice": "auto"},
-            *([hi], {"tools": TOOLS, "documents": documents}),
-        ),
+        ({"messages": [hi], "tool_choice": "auto"} | both, [hi], both),
         ({"messages": [hi], "chat_template_kwargs": {"tools": TOOLS}}, [hi], {"tools": TOOLS}),
         (
             {"messages": [hi, called('{"city": "Rome"}'), result], "tools": TOOLS},
             *([hi, called({"city": "Rome"}), result], {"tools": TOOLS}),
         ),
-        (
-            {"messages": [hi, older, {"role": "function", "name": "weather", "content": "sun"}]},
-            [hi, called({}), {"role": "tool", "name": "weather", "content": "sun"}],
-            {},
-        ),
+        ({"messages": [hi, older, {"role": "function"} | sun]}, [hi, called({}), tool | sun], {}),
     ]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = ("generate", folder, "-n", "1", "-f", rows_file(*(row for row, _, _ in rows)))
     for answer, (row, messages, more) in zip(lade(*asked, "--json").rows(), rows, strict=True):
-        right = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True, **more
-        )["input_ids"]
-        assert answer["usage"]["prompt_tokens"] == len(right), row
+        count = len(right_ids(tokenizer, messages, **more))
+        assert answer["usage"]["prompt_tokens"] == count, row
     assert "tools need a chat template" in lade(*asked, "--raw").refused()
-    other = Scripted(CHATML, ("Paris", ".", "<|im_end|>"), IM).write(tmp_path / "other")
+    other = Scripted(CHATML, PARIS[:3], IM).write(tmp_path / "other")
     assert "no variable 'tools'" in lade("generate", other, *asked[2:]).err
 
 
@@ -637,20 +603,18 @@ def runaway(tmp_path_factory: pytest.TempPathFactory) -> str:
     return Scripted(CHATML, RUNAWAY, IM).write(tmp_path_factory.mktemp("model"))
 
 
-def answered(lade: Any, folder: str, *arguments: str) -> dict[str, Any]:
-    done = lade("generate", folder, "-p", "Where?", "-n", "7", "--json", *arguments)
-    found: dict[str, Any] = done.json()
-    return found
+def answered(lade: Any, folder: str, *arguments: str) -> Any:
+    return lade("generate", folder, "-p", "Where?", "-n", "7", "--json", *arguments).json()
 
 
 def test_the_token_that_the_template_puts_after_an_answer_ends_it(lade: Any, runaway: str) -> None:
-    found = answered(lade, runaway)
-    assert (found["text"], found["finish_reason"]) == ("Paris.", "eos")
-    assert len(found["token_ids"]) == 3
+    answer = answered(lade, runaway)
+    assert (answer["text"], answer["finish_reason"]) == ("Paris.", "eos")
+    assert len(answer["token_ids"]) == 3
     for strategy in ("autoregressive", "jacobi"):
-        assert answered(lade, runaway, "--strategy", strategy)["token_ids"] == found["token_ids"]
-    done = lade("doctor", runaway, "--json")
-    (line,) = [c["value"] for c in done.json()["checks"] if c["name"] == "end tokens"]
+        assert answered(lade, runaway, "--strategy", strategy)["token_ids"] == answer["token_ids"]
+    checks = lade("doctor", runaway, "--json").json()["checks"]
+    (line,) = [check["value"] for check in checks if check["name"] == "end tokens"]
     assert line.index("<|end|>") < line.index("<|im_end|>")
 
 
@@ -672,9 +636,7 @@ def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> No
         (" and so on<|im_end|>", False),
     ],
 )
-def test_one_added_token_right_after_the_words(
-    lade: Any, tmp_path: Path, after: str, ends: bool
-) -> None:
+def test_one_added_token_after_the_words(lade: Any, tmp_path: Path, after: str, ends: bool) -> None:
     template = CHATML.replace("<|im_end|>\n", after)
     folder = Scripted(template, RUNAWAY, IM).write(tmp_path)
     assert (answered(lade, folder)["finish_reason"] == "eos") == ends
@@ -684,9 +646,7 @@ def test_one_added_token_right_after_the_words(
     ("stop", "text", "count"),
     [(".<|im_end|>", "Paris", 3), ("end|>system<|im_st", "Paris.", 5), ("assistant\nPar", "", 1)],
 )
-def test_stop_strings_hold_the_text_of_tokens(
-    lade: Any, runaway: str, stop: str, text: str, count: int
-) -> None:
-    found = answered(lade, runaway, "--ignore-eos", "--stop", stop)
-    assert (found["text"], found["finish_reason"]) == (text, "stop")
-    assert len(found["token_ids"]) == count
+def test_stop_strings_of_tokens(lade: Any, runaway: str, stop: str, text: str, count: int) -> None:
+    answer = answered(lade, runaway, "--ignore-eos", "--stop", stop)
+    assert (answer["text"], answer["finish_reason"]) == (text, "stop")
+    assert len(answer["token_ids"]) == count

@@ -15,14 +15,13 @@ from tests.support.hub import DEMO, POINTER, copied, holding, without
 
 
 def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> None:
-    weights = (DEMO / "model.safetensors").read_bytes()
     with zipfile.ZipFile(tmp_path / "whole", "w") as archive:
         archive.writestr("data.pkl", b"0" * 999)
     pickled = (tmp_path / "whole").read_bytes()[:-30]
     (tmp_path / "broken").write_text("{% for %}")
     model, template = "model.safetensors", holding("chat_template.jinja", "{% if %}")
     unzipped = without(model), holding("pytorch_model.bin", pickled)
-
+    cut = holding(model, (DEMO / model).read_bytes()[:-9])
     cases = {
         ("owner/absent",): "owner/absent is not on this machine, and HF_HUB_OFFLINE forbids",
         ("owner/absent", "--offline"): "owner/absent is not on this machine, and --offline forbids",
@@ -34,9 +33,7 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
         ("demo", "--attention", "triton"): "attention 'triton' needs",
         ("demo", "--cuda-graphs"): "no CUDA graphs",
         ("demo", "--max-context", "2"): "max-context must be at least 16, not 2",
-        (
-            copied(DEMO, tmp_path / "cut", holding(model, weights[:-9])),
-        ): "model.safetensors is damaged or cut off",
+        (copied(DEMO, tmp_path / "cut", cut),): "model.safetensors is damaged or cut off",
         (copied(DEMO, tmp_path / "zip", *unzipped),): "pytorch_model.bin is damaged or cut off",
         (copied(DEMO, tmp_path / "lfs", holding(model, POINTER)),): "run git lfs pull",
         (copied(DEMO, tmp_path / "template", template),): "the model's chat template is broken",
@@ -53,10 +50,10 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
     for arguments in without_model:
         assert not next(called).imported & {"torch", "transformers", "numpy"}, arguments
     assert not next(called).imported & {"torch", "transformers"}, "models"
-    for each, expected in zip(called, cases.values(), strict=True):
-        assert expected in each.refused(each.code)
-        assert each.code in (1, 2)
-        assert not each.imported & {"torch", "transformers"}
+    for call, line in zip(called, cases.values(), strict=True):
+        assert line in call.refused(call.code)
+        assert call.code in (1, 2)
+        assert not call.imported & {"torch", "transformers"}
 
 
 @pytest.mark.slow
@@ -68,9 +65,7 @@ def test_a_broken_template_is_no_matter_where_it_is_not_used(lade: Any, tmp_path
 
 @pytest.mark.slow
 def test_a_template_may_mark_what_is_trained(lade: Any, tmp_path: Path) -> None:
-    template = (
-        "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}"
-        "{% if not loop.first %}{% break %}{% endif %}{% endfor %}"
-    )
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+    template += "{% if not loop.first %}{% break %}{% endif %}{% endfor %}"
     folder = copied(DEMO, tmp_path / "model", holding("chat_template.jinja", template))
     assert lade("generate", folder, "-p", "def ", "-n", "4").code == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,55 +32,43 @@ def after(forwards: int) -> Callable[[StepInputs], bool]:
     return lambda _: not left or left.pop()
 
 
-def test_narrower_steps_are_reported_once_and_change_nothing(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_narrower_steps_are_reported_once_and_change_nothing(lade: Any, monkeypatch: Any) -> None:
     expected = lade(*OPTIONS).out
     tighten(monkeypatch, lambda step: len(step.tokens) > 5)
-    found = lade(*OPTIONS)
-    assert (found.code, found.out) == (0, expected)
-    assert re.match(rf"lade: {SQUEEZED}\n", found.err)
-    assert found.err.count("out of memory") == 1
+    done = lade(*OPTIONS)
+    assert (done.code, done.out) == (0, expected)
+    assert re.match(rf"lade: {SQUEEZED}\n", done.err)
+    assert done.err.count("out of memory") == 1
     assert lade(*OPTIONS, "--quiet").err == ""
 
 
-def test_an_answer_that_memory_cuts_short_is_kept(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_memory_cuts_short_is_kept(lade: Any, monkeypatch: Any) -> None:
     expected = lade(*OPTIONS).out
     tighten(monkeypatch, after(9))
-    found = lade(*OPTIONS)
-    assert found.code == 1
-    assert len(found.out) > 9
-    assert expected.startswith(found.out.rstrip("\n"))
-    assert re.match(f"lade: {OUT} smaller model helps\n", found.err)
-    assert " steps" in found.err, "the statistics are shown all the same"
+    done = lade(*OPTIONS)
+    assert (done.code, len(done.out) > 9) == (1, True)
+    assert expected.startswith(done.out.rstrip("\n"))
+    assert re.match(f"lade: {OUT} smaller model helps\n", done.err)
+    assert " steps" in done.err, "the statistics are shown all the same"
     tighten(monkeypatch, after(9))
     answer = lade(*OPTIONS, "--json").json(1)
     assert answer["finish_reason"] == "memory"
     assert 0 < answer["usage"]["completion_tokens"] < 40
     assert expected.startswith(answer["text"])
     tighten(monkeypatch, after(0))
-    told = lade(*OPTIONS, "--quiet").refused(code=1)
-    assert re.fullmatch(f"{OUT} smaller model helps\n", told), "--quiet hides no error"
+    line = lade(*OPTIONS, "--quiet").refused(code=1)
+    assert re.fullmatch(f"{OUT} smaller model helps\n", line), "--quiet hides no error"
 
 
-def test_the_next_prompt_is_answered(
-    lade: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name, text in (("long", "def read(path):\n" * 20), ("short", "def ")):
-        (tmp_path / name).write_text(text)
+def test_the_next_prompt_is_answered(lade: Any, monkeypatch: Any, rows_file: Any) -> None:
+    rows = rows_file({"prompt": "def read(path):\n" * 20}, {"prompt": "def "})
     tighten(monkeypatch, lambda step: int(step.positions.max()) > 60)
-    files = [part for name in ("long", "short") for part in ("-f", str(tmp_path / name))]
-    found = lade("generate", *files, "-n", "20", "--ignore-eos", "--json")
-    reasons = [row["finish_reason"] for row in found.rows(1)]
-    assert reasons == ["memory", "length"]
-    assert len(re.findall(OUT, found.err)) == 1
+    done = lade("generate", "-f", rows, "--raw", "-n", "20", "--ignore-eos", "--json")
+    assert [row["finish_reason"] for row in done.rows(1)] == ["memory", "length"]
+    assert len(re.findall(OUT, done.err)) == 1
 
 
-def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
-    talk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_memory_cuts_short_is_kept_in_its_chat(talk: Any, monkeypatch: Any) -> None:
     whole = talk(QUESTIONS[0], options="-n 30").said[1]
     left = [False] * 9
     tighten(monkeypatch, lambda _: not left or left.pop())
@@ -90,15 +77,13 @@ def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
     assert whole.startswith(chat.said[1])
     messages = chat.conversation.messages
     assert [message.interrupted for message in messages] == [False, True, False, False]
-    assert re.match(OUT, chat.told[0])
+    assert re.match(OUT, chat.notices[0])
 
 
-def test_a_question_that_memory_leaves_unanswered_comes_back(
-    talk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_that_memory_leaves_unanswered_comes_back(talk: Any, monkeypatch: Any) -> None:
     tighten(monkeypatch, after(0))
     chat = talk(QUESTIONS[0], "/undo")
     assert f"{QUESTIONS[0]}\n> " in chat.err
-    assert re.match(OUT, chat.told[0])
-    assert "no message yet" in chat.told[1]
+    assert re.match(OUT, chat.notices[0])
+    assert "no message yet" in chat.notices[1]
     assert "the answer is empty" not in chat.err

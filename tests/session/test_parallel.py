@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from ladecli.__main__ import run_and_exit
 from ladecli.errors import UsageError
 from ladecli.events import TextStep
 from ladecli.models import device
@@ -33,7 +33,12 @@ from tests.support.models import saved
 
 pytestmark = pytest.mark.slow
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ladecli")
+
+def torchrun() -> None:
+    """Start the program as two ranks, as torchrun does, but as forks of this process."""
+    meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    options = {"nproc_per_node": 2, "max_restarts": 0, "start_method": "fork"}
+    elastic_launch(LaunchConfig(1, 1, **options, **meeting), run_and_exit)()
 
 
 class Ranks:
@@ -41,37 +46,26 @@ class Ranks:
 
     Args:
         arguments: of the command line.
-        launcher: what starts the ranks, if it is not rank 0.
-        forks: whether rank 1 is a fork of rank 0, and not a new Python.
+        options: of `processes.Forked`.
     """
 
-    def __init__(self, *arguments: str, launcher: Sequence[str] = (), forks: bool = False) -> None:
+    def __init__(self, *arguments: str, **options: Any) -> None:
         read, write = os.pipe()
         self.out = open(read)  # noqa: SIM115  (`ended`)
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (`ended`)
-        self.program: processes.Forked | subprocess.Popen[bytes]
-        if launcher:
-            self.program = subprocess.Popen(
-                [sys.executable, *launcher, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=self.errors,
-                start_new_session=True,
-            )
-        else:
-            streams = (None, write, self.errors.fileno())
-            self.program = processes.Forked(arguments, streams, os.environ, ranks=forks)
+        streams = (None, write, self.errors.fileno())
+        self.program = processes.Forked(arguments, streams, os.environ, **options)
         os.close(write)
         self.family: list[psutil.Process] = []
 
     def line(self) -> str:
         """What it writes first; its processes are known then."""
-        found = self.out.readline()
+        line = self.out.readline()
         self.family = psutil.Process(self.program.pid).children(recursive=True)
-        return found
+        return line
 
     def kill_last_rank(self) -> None:
-        max(self.family, key=lambda each: each.pid).kill()
+        max(self.family, key=lambda process: process.pid).kill()
 
     def ended(self) -> tuple[int, str, list[str]]:
         """Its exit code, what else it wrote, and its own lines on stderr."""
@@ -84,30 +78,21 @@ class Ranks:
         return code, out, lines
 
 
-@pytest.mark.parametrize(
-    ("options", "launcher", "line"),
-    [(["--parallel", "2"], (), "rank 1 was killed (SIGKILL"), ([], TORCHRUN, "rank 1 ended")],
-    ids=["ours", "torchrun"],
-)
+@pytest.mark.parametrize("launcher", [None, torchrun], ids=["ours", "torchrun"])
 def test_ranks_yield_the_text_of_one_until_one_is_killed(
-    options: list[str],
-    launcher: tuple[str, ...],
-    line: str,
-    lade: Any,
-    rows_file: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    launcher: Any, lade: Any, rows_file: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     prompts = rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
-    given = ["generate", "--prompt-file", prompts, "-n", "200", "--ignore-eos", "--json"]
-    given += ["--temperature", "0.7", "--seed", "3"]
-    expected = [row["token_ids"] for row in lade(*given).rows()]
-    if not launcher:  # torchrun has the current folder on Python's path
+    asked = ["generate", "--prompt-file", prompts, "-n", "200", "--ignore-eos", "--json"]
+    asked += ["--temperature", "0.7", "--seed", "3"]
+    expected = [row["token_ids"] for row in lade(*asked).rows()]
+    if not launcher:
+        asked += ["--parallel", "2"]
         assert processes.lade("--version").returncode == 0  # tests start processes, too
         monkeypatch.chdir(tmp_path)
         for name in ("multiprocessing", "os", "random", "re", "signal", "ladecli", "torch"):
             (tmp_path / f"{name}.py").write_text(f"open({name!r}, 'x')")
-    ranks = Ranks(*given, *options, launcher=launcher)
+    ranks = Ranks(*asked, main=launcher)
     first = json.loads(ranks.line())
     assert (first["decode"]["ranks"], first["token_ids"]) == (2, expected[0])
     ranks.kill_last_rank()
@@ -115,19 +100,17 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
     second = json.loads(rest)
     assert (code, second["finish_reason"]) == (1, "lost")
     assert second["token_ids"] == expected[1][: len(second["token_ids"])]
-    assert errors[-1].startswith(f"lade: {line}")
+    assert errors[-1].startswith(f"lade: rank 1 {'ended' if launcher else 'was killed (SIGKILL'}")
     assert not [path for path in tmp_path.iterdir() if not path.suffix], "code of a folder ran"
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
-def test_the_leader_leaves_no_process(
-    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaders_leave_nothing(number: int, code: int, tmp_path: Path, monkeypatch: Any) -> None:
     asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    ranks = Ranks(*asked, forks=True)
+    ranks = Ranks(*asked, ranks=True)
     assert ranks.line()
     # As a terminal does with Ctrl-C, or when it is closed: to all of the group.
     send = os.kill if number == signal.SIGKILL else os.killpg
@@ -183,52 +166,37 @@ def launched(rank: int, size: int, local_rank: int, local_size: int) -> dict[str
     return {"TORCHELASTIC_RUN_ID": "none", **dict(zip(names, values, strict=True))}
 
 
-@pytest.fixture
-def two_ranks() -> Iterator[Any]:
-    """Runs two ranks as torchrun does, with the arguments and variables that each is given."""
+def launch(patch: pytest.MonkeyPatch, *numbers: int) -> None:
+    """Let this process be one that torchrun started."""
+    for name, value in launched(*numbers).items():
+        patch.setenv(name, value)
+
+
+def test_ranks_of_torchrun_that_differ() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     meeting["TORCHELASTIC_USE_AGENT_STORE"] = "True"
 
-    def run(*ranks: tuple[Sequence[str], dict[str, str]]) -> list[Any]:
-        programs = [
-            processes.Program(
-                "generate", *arguments, **meeting, **launched(n, 2, n, 2), **variables
-            )
-            for n, (arguments, variables) in enumerate(ranks)
-        ]
-        return [program.ended() for program in programs]
-
-    yield run
+    asked = ("generate", "-p", "a", "--temperature", "1", "--seed")
+    programs = [
+        processes.Program(*asked, f"{rank}", **meeting, **launched(rank, 2, rank, 2))
+        for rank in range(2)
+    ]
+    first, second = (program.ended() for program in programs)
     del store  # where they met
-
-
-def test_ranks_of_torchrun_that_differ(two_ranks: Any) -> None:
-    asked = ("-p", "a", "--temperature", "1", "--seed")
-    first, second = two_ranks(((*asked, "0"), {}), ((*asked, "1"), {}))
     assert (first.returncode, second.returncode, first.stdout) == (1, 1, "")
     assert "rank 1 has seed 1 and rank 0 has 0" in first.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "named"),
-    [
-        (["--parallel", "9999"], {}, "--parallel 9999"),
-        (["--parallel", "2", "--device", "cuda:1"], {}, "--device cuda:1"),
-        (["--parallel", "2", "--device-map", "auto"], {}, "--device-map auto"),
-        (["--parallel", "2"], launched(0, 3, 0, 3), "--parallel 2"),
-    ],
-)
-def test_what_ranks_cannot_do_is_refused(
-    arguments: list[str],
-    environment: dict[str, str],
-    named: str,
-    lade: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert named in lade("generate", "-p", "a", *arguments).refused()
+def test_what_ranks_cannot_do_is_refused(lade: Any, monkeypatch: Any) -> None:
+    def refusal(*arguments: str) -> Any:
+        return lade("generate", "-p", "a", *arguments).refused()
+
+    assert "--parallel 9999" in refusal("--parallel", "9999")
+    for option in (("--device", "cuda:1"), ("--device-map", "auto")):
+        assert " ".join(option) in refusal("--parallel", "2", *option)
+    launch(monkeypatch, 0, 3, 0, 3)
+    assert "--parallel 2" in refusal("--parallel", "2")
 
 
 def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> None:
@@ -237,27 +205,16 @@ def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> N
     alone = lade(*asked)
     assert alone.code == 0
     assert "chains of drafts instead of trees: it keeps a recurrent" in alone.err
-    told = lade(*asked, "--parallel", "2").refused()
-    assert "recurrent state" in told
-    assert told.endswith("leave --parallel out\n")
+    refusal = lade(*asked, "--parallel", "2").refused()
+    assert re.search("recurrent state.* leave --parallel out\n$", refusal)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "environment", "place"),
-    [
-        (None, {"RANK": "1", "WORLD_SIZE": "2"}, Place()),  # another launcher's
-        (None, launched(5, 8, 1, 4), Place(5, 8, 1, 4, launched=True)),
-    ],
-)
-def test_the_place_of_a_process(
-    wanted: int | None,
-    environment: dict[str, str],
-    place: Place,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in environment.items():
+def test_the_place_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():  # another launcher's
         monkeypatch.setenv(name, value)
-    assert find_place(RankedOptions(parallel=wanted)) == place
+    assert find_place(RankedOptions()) == Place()
+    launch(monkeypatch, 5, 8, 1, 4)
+    assert find_place(RankedOptions()) == Place(5, 8, 1, 4, launched=True)
 
 
 def test_ranks_that_share_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

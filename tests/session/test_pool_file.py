@@ -41,9 +41,7 @@ def learned() -> DraftStore:
 
 
 @pytest.mark.parametrize("sources", [("trajectory",), ("trajectory", "context", "recycled")])
-def test_read_drafts_propose_what_the_written_ones_would(
-    learned: DraftStore, tmp_path: Path, sources: tuple[str, ...]
-) -> None:
+def test_read_drafts_propose_the_same(learned: DraftStore, tmp_path: Path, sources: Any) -> None:
     path = tmp_path / "pool"
     pool_file.save_drafts(path, learned, TOKENIZER)
     config = LookaheadConfig(4, 4, 4, 40, sources)
@@ -66,17 +64,11 @@ def test_a_file_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cannot be read"),
-        (b"hello", "cannot be read"),
-        (b"\x80\x04K\x01.", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (b"[]", "not a pool"),
-        (b'{"format": "lade-pool/1"}', "not a pool"),
+        *((data, "cannot be read") for data in (b"", b"hello", b"\x80\x04K\x01.", b"[" * 100_000)),
+        *((data, "not a pool") for data in (b"[]", b'{"format": "lade-pool/1"}')),
     ],
 )
-def test_other_files_are_refused_before_a_model_is_loaded(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "pool").write_bytes(content)
     with pytest.raises(UsageError, match=f"^--pool-file .*pool .*{message}"):
         pool_file.check(DraftFileOptions(pool_file=str(tmp_path / "pool")))

@@ -21,43 +21,33 @@ TAGGED = [
     ("", "\n[THINK]a[/THINK]b", ("a", "b")),
     ("", "<seed:think>a</think>b</seed:think>c", ("a</think>b", "c")),
     ("", "<think>a</think>\n<think>b</think>c", ("a\n\nb", "c")),
-    (
-        "",
-        "  The tag <think> opens, </think> closes.",
-        ("", "  The tag <think> opens, </think> closes."),
-    ),
+    ("", "  The tag <think> opens, </think>.", ("", "  The tag <think> opens, </think>.")),
     ("", " <thin", ("", " <thin")),
     ("", "\n\n", ("", "\n\n")),
 ]
+BEGIN, ANALYSIS = "<|start|>assistant", "<|channel|>analysis<|message|>"
+FINAL, CALL = "<|channel|>final<|message|>", "commentary to=f <|constrain|>json<|message|>b<|call|>"
 CHANNELED = [
+    (BEGIN, f"{ANALYSIS}So.<|end|>{BEGIN}{FINAL}Paris<|return|>", ("So.", "Paris")),
+    (BEGIN + FINAL, "Paris", ("", "Paris")),
+    (BEGIN, f"{ANALYSIS}So", ("So", "")),
     (
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>Briefly.<|end|><|start|>assistant<|channel|>final"
-        "<|message|>Paris<|return|>",
-        ("Briefly.", "Paris"),
-    ),
-    ("<|start|>assistant<|channel|>final<|message|>", "Paris", ("", "Paris")),
-    ("<|start|>assistant", "<|channel|>analysis<|message|>So", ("So", "")),
-    (
-        "<|start|>assistant<|channel|>analysis<|message|>",
-        "a<|end|><|start|>assistant<|channel|>commentary to=f <|constrain|>json<|message|>b"
-        "<|call|><|start|>assistant<|message|>c",
+        BEGIN + ANALYSIS,
+        f"a<|end|>{BEGIN}<|channel|>{CALL}{BEGIN}<|message|>c",
         ("a\n\nb", "c"),
     ),
 ]
 
 
-def split(found: Splitter, pieces: list[Text]) -> tuple[str, str]:
-    parts: list[TextDelta] = [*map(found.feed, pieces), found.flush()]
+def split(splitter: Splitter, pieces: list[Text]) -> tuple[str, str]:
+    parts: list[TextDelta] = [*map(splitter.feed, pieces), splitter.flush()]
     return "".join(p.reasoning for p in parts), "".join(p.text for p in parts)
 
 
 @pytest.mark.parametrize(("before", "text", "expected"), TAGGED)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_tags_before_an_answer(
-    before: str, text: str, expected: tuple[str, str], data: st.DataObject
-) -> None:
+def test_tags_before_an_answer(before: str, text: str, expected: Any, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
     pieces = [Text.plain(text[a:b]) for a, b in pairwise(cuts)]
     assert split(ByTags(before), pieces) == expected
@@ -81,7 +71,7 @@ def tokens(text: str, special: Any) -> list[Text]:
     """One piece for every special token and every other character."""
     pieces = []
     while text:
-        mark = next((each for each in special if text.startswith(each)), "")
+        mark = next((token for token in special if text.startswith(token)), "")
         pieces.append(Text.special(mark) if mark else Text.plain(text[0]))
         text = text[len(mark) or 1 :]
     return pieces

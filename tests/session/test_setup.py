@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,18 +27,12 @@ NEEDS = "they need a CUDA GPU, and the model runs on"
 SPLIT = "the ranks of a model that is split wait for one another within every step"
 
 
-@pytest.mark.parametrize(
-    ("device", "options", "why"),
-    [
-        (GPU, {}, None),
-        (GPU, {"cuda_graphs": False}, "switched off"),
-        (GPU, {"split": True}, SPLIT),
-        (MPS, {"cuda_graphs": True}, f"{NEEDS} Apple M4"),
-    ],
-)
-def test_where_steps_are_captured(device: Device, options: dict[str, Any], why: str | None) -> None:
-    split = options.pop("split", False)
-    assert decode_setup.why_no_graphs(StepOptions(**options), device, split) == why
+def test_where_steps_are_captured() -> None:
+    why = decode_setup.why_no_graphs
+    assert why(StepOptions(), GPU, False) is None
+    assert why(StepOptions(cuda_graphs=False), GPU, False) == "switched off"
+    assert why(StepOptions(), GPU, True) == SPLIT
+    assert why(StepOptions(cuda_graphs=True), MPS, False) == f"{NEEDS} Apple M4"
 
 
 def test_what_cannot_be_on_a_device_is_refused() -> None:
@@ -65,32 +60,22 @@ def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], 
         RankedOptions(**{"cuda_graphs": True, **options}).check()
 
 
-@pytest.mark.parametrize(
-    ("options", "device", "compute", "works", "name"),
-    [
-        ({}, GPU, "bfloat16", True, "triton"),
-        ({}, GPU, "float32", True, "sdpa"),
-        ({}, GPU, "bfloat16", False, "sdpa"),
-        ({"kernels": False}, GPU, "bfloat16", True, "sdpa"),
-        ({"batch_invariant": True}, CPU, "bfloat16", True, "invariant"),
-        ({}, MPS, "float16", True, "sdpa"),
-        ({"attention": "flash"}, GPU, "float32", True, "flash"),
-        ({"latent": 576}, GPU, "bfloat16", True, "sdpa"),
-    ],
-)
-def test_attention_comes_to_a_name(
-    options: dict[str, Any],
-    device: Device,
-    compute: str,
-    works: bool,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ladecli.decoder.backends.attention.triton_available", lambda _: works)
-    model = replace(shape(), compute=compute, latent=options.pop("latent", None))
-    found = decode_setup.choose_attention(StepOptions(**options), device, model)
-    assert found.name == name
-    assert found.why
+def test_attention_comes_to_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(device: Device, compute: str, latent: int | None = None, **options: Any) -> str:
+        model = replace(shape(), compute=compute, latent=latent)
+        chosen = decode_setup.choose_attention(StepOptions(**options), device, model)
+        assert chosen.why
+        return chosen.name
+
+    available = "ladecli.decoder.backends.attention.triton_available"
+    monkeypatch.setattr(available, lambda _: False)
+    assert name(GPU, "bfloat16") == "sdpa"
+    monkeypatch.setattr(available, lambda _: True)
+    assert name(GPU, "bfloat16") == "triton"
+    assert name(GPU, "float32") == name(MPS, "float16") == "sdpa"
+    assert name(GPU, "bfloat16", kernels=False) == name(GPU, "bfloat16", latent=576) == "sdpa"
+    assert name(CPU, "bfloat16", batch_invariant=True) == "invariant"
+    assert name(GPU, "float32", attention="flash") == "flash"
 
 
 # What ranks decide together, and what memory has room for.
@@ -98,21 +83,16 @@ def test_attention_comes_to_a_name(
 PLENTY = 64e9
 
 
-class Others:
+def other_rank(context: int = 2048, twice: bool = True) -> Any:
     """Another rank, and what it has room for."""
-
-    def __init__(self, context: int = 2048, twice: bool = True) -> None:
-        self._found = context, twice
-
-    def gather(self, mine: tuple[int, bool]) -> list[tuple[int, bool]]:
-        return [mine, self._found]
+    return SimpleNamespace(gather=lambda mine: [mine, (context, twice)])
 
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What is decided for the demo model where so many bytes are free."""
 
-    def decided(
+    def decide(
         free: float, ranks: Any = None, sharing: int = 1, place: Any = None, **model: Any
     ) -> decode_setup.Setup:
         place = place or {"device": "cpu"}
@@ -120,11 +100,10 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
         use_devices(monkeypatch, *devices, free=free)
         planned = plan("demo", ModelOptions(**model), PlacementOptions(**place))
         drafts = DraftOptions(profile=None if devices[0] is CPU else "h200")
-        return decode_setup.decide(
-            SessionOptions(**place, kernels=False), drafts, planned, ranks, sharing
-        )
+        options = SessionOptions(**place, kernels=False)
+        return decode_setup.decide(options, drafts, planned, ranks, sharing)
 
-    return decided
+    return decide
 
 
 def test_weights_are_stored_twice_where_that_fits(decided: Any) -> None:
@@ -132,15 +111,14 @@ def test_weights_are_stored_twice_where_that_fits(decided: Any) -> None:
     edge = (2 * need.weights + need.cache + need.step) / (1 - memory.SPARE)
     assert [decided(edge + more).store_twice for more in (-1e5, 1e5)] == [False, True]
     # Those who share a machine share its memory; no GPU is shared.
-    assert [decided(2 * edge + more, Others(), 2).store_twice for more in (-4e5, 4e5)] == [
-        *(False, True)
-    ]
+    shared = [decided(2 * edge + more, other_rank(), 2).store_twice for more in (-4e5, 4e5)]
+    assert shared == [False, True]
 
 
 def test_ranks_have_the_room_of_the_one_that_has_least(decided: Any) -> None:
-    alike = decided(PLENTY, Others())
+    alike = decided(PLENTY, other_rank())
     assert (alike.context, alike.store_twice, alike.notices) == (2048, True, ())
-    less = decided(PLENTY, Others(1024, twice=False))
+    less = decided(PLENTY, other_rank(1024, twice=False))
     assert (less.context, less.store_twice) == (1024, False)
     assert less.notices == ("texts end at 1,024 tokens: another rank has less room",)
 

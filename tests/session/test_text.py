@@ -117,16 +117,9 @@ IDS = st.lists(st.integers(0, 277), max_size=9)
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=100, deadline=None)
-@given(
-    before=SOME_PARTS,
-    text=SOME_PARTS,
-    odd=IDS,
-    stops=st.lists(st.sampled_from(STOPS), min_size=1),
-)
+@given(SOME_PARTS, SOME_PARTS, IDS, st.lists(st.sampled_from(STOPS), min_size=1))
 @example(before="a", text="a", odd=[0xE4 + 2, 0x44 + 2], stops=["D"])  # half a character before it
-def test_a_text_stops_where_generate_stops_it(
-    kind: str, before: str, text: str, odd: list[int], stops: list[str]
-) -> None:
+def test_texts_stop_as_in_generate(kind: str, before: str, text: str, odd: Any, stops: Any) -> None:
     """Special tokens count, bytes that are no character, and the end of the prompt."""
     tokenizer = TOKENIZERS[kind]()
     prompt, tokens = ids_of(tokenizer, before), [*odd, *ids_of(tokenizer, text)]

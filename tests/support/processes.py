@@ -69,6 +69,7 @@ class Forked:
         env: all its variables.
         terminal: whether the streams are a terminal, which becomes the program's own.
         ranks: whether ranks that it starts are forks of it, and import nothing anew either.
+        main: the function that runs with the arguments, if not the program itself.
     """
 
     def __init__(
@@ -78,15 +79,15 @@ class Forked:
         env: Mapping[str, str],
         terminal: bool = False,
         ranks: bool = False,
+        main: Callable[[], None] | None = None,
     ) -> None:
         # The one kind of object that carries a descriptor to such a process.
         lent = [None if s is None else Connection(os.dup(s)) for s in streams]
-        given = ([*arguments], lent, {**env}, os.getcwd(), terminal, ranks)
-        self.process = SERVER.Process(target=_run, args=given, daemon=True)
+        options = ([*arguments], lent, {**env}, os.getcwd(), terminal, ranks, main)
+        self.process = SERVER.Process(target=_run, args=options, daemon=True)
         self.process.start()
-        for each in lent:
-            if each is not None:
-                each.close()
+        for connection in filter(None, lent):
+            connection.close()
         assert self.process.pid is not None
         self.pid: int = self.process.pid
 
@@ -196,6 +197,7 @@ def _run(
     folder: str,
     terminal: bool,
     ranks: bool,
+    main: Callable[[], None] | None,
 ) -> None:
     """The program, in a process that has just begun."""
     os.chdir(folder)
@@ -237,4 +239,4 @@ def _run(
 
     from ladecli.__main__ import run_and_exit
 
-    run_and_exit()
+    (main or run_and_exit)()

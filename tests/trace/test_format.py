@@ -18,18 +18,15 @@ from tests.support.traces import PROMPT, SETTINGS, demo, events_of, record, writ
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
-    found = read_trace(record(tmp_path / "x", name))
+    trace = read_trace(record(tmp_path / "x", name))
     # The times of a step's parts are not in a trace.
-    happened = [replace(e, times=None) if isinstance(e, TextStep) else e for e in events_of(name)]
-    assert [*found.events] == happened
-    assert not found.cut
-    header = found.header
-    assert header.prompt == PROMPT
-    assert header.settings["strategy"] == SETTINGS[name].strategy
+    events = [replace(e, times=None) if isinstance(e, TextStep) else e for e in events_of(name)]
+    assert ([*trace.events], trace.cut) == (events, False)
+    assert trace.header.prompt == PROMPT
+    assert trace.header.settings["strategy"] == SETTINGS[name].strategy
     tokenizer = demo().session.loaded.tokenizer
-    used = {token for step in found.steps for token in step.token_ids}
-    assert used <= set(found.spellings)
-    assert all(text == tokenizer.decode([token]) for token, text in found.spellings.items())
+    assert {token for step in trace.steps for token in step.token_ids} <= set(trace.spellings)
+    assert all(text == tokenizer.decode([token]) for token, text in trace.spellings.items())
 
 
 def test_every_event_and_odd_texts_survive(tmp_path: Path) -> None:
@@ -68,13 +65,12 @@ VERSION_3 = (
 
 def test_the_format_of_a_trace(tmp_path: Path) -> None:
     (tmp_path / "x").write_text(VERSION_3, encoding="utf-8")
-    found = read_trace(tmp_path / "x")
-    assert [type(event) for event in found.events] == [
-        *(Started, PromptRead, StepNarrowed, TextStep, Ended)
-    ]
-    assert found.spell(4) == "b"
+    trace = read_trace(tmp_path / "x")
+    kinds = [Started, PromptRead, StepNarrowed, TextStep, Ended]
+    assert [type(event) for event in trace.events] == kinds
+    assert trace.spell(4) == "b"
     # Spellings are written in the order in which ids appear.
-    assert write(tmp_path / "y", found).read_text("utf-8") == VERSION_3
+    assert write(tmp_path / "y", trace).read_text("utf-8") == VERSION_3
 
 
 def test_spaces_at_the_start_of_words_are_spelled() -> None:
@@ -99,8 +95,8 @@ def test_a_killed_program_leaves_a_trace_up_to_there(tmp_path: Path) -> None:
         kept = lines - (lines > 3)  # one of them has spellings
         for cut in (end, end + 1, (end + following) // 2, following - 2):
             path.write_bytes(data[:cut])
-            found = read_trace(path)
-            assert (found.cut, found.events) == (True, whole[:kept])
+            trace = read_trace(path)
+            assert (trace.cut, trace.events) == (True, whole[:kept])
 
 
 DAMAGED = [

@@ -19,12 +19,8 @@ from tests.support.traces import record, small_trace
 
 def shown(trace: Trace, number: int, width: int, color: bool = False) -> list[str]:
     """The lines of a step as Rich prints them, without blanks at their ends."""
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-    )
+    colors = {"force_terminal": color, "color_system": "standard" if color else None}
+    console = Console(file=io.StringIO(), width=width, **colors)
     with console.capture() as capture:
         console.print(StepView(trace, number))
     return [line.rstrip() for line in capture.get().removesuffix("\n").split("\n")]
@@ -73,14 +69,10 @@ def test_steps_without_a_draft_or_a_full_window() -> None:
 
 def test_sources_have_their_colors_and_accepted_tokens_are_bold() -> None:
     screen = "\n".join(shown(small_trace(), 2, 80, color=True))
-    for part in (
-        "\x1b[1;4;36m␣sat\x1b[0m",  # new in the text
-        "\x1b[1;4;94m␣on\x1b[0m",
-        "\x1b[1;36m␣sat ✓ \x1b[0m",  # accepted in the tree
-        "\x1b[2;36m␣mat \x1b[0m",  # rejected
-        "\x1b[2;33m␣ran \x1b[0m",
-    ):
-        assert part in screen
+    new, accepted = ("1;4;36m␣sat", "1;4;94m␣on"), ("1;36m␣sat ✓ ",)
+    rejected = ("2;36m␣mat ", "2;33m␣ran ")
+    for part in (*new, *accepted, *rejected):
+        assert f"\x1b[{part}\x1b[0m" in screen
 
 
 @pytest.mark.parametrize("width", [20, 80])

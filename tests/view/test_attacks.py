@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,14 @@ CONTROLS = (
     *"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
 )
 """All but tab and newline, and NUL, which no argument holds."""
-ATTACK = "".join(f"<{each}>" for each in (*SEQUENCES, *CONTROLS))
+ATTACK = "".join(f"<{control}>" for control in (*SEQUENCES, *CONTROLS))
 NAME = ATTACK.replace("/", "")
-SHORT = "".join(
-    f"<{each}>" for each in ("\x1b[2J", "\x1b]52;c;aGk=\x07", "\r", "\x08", "\u202e", "\u200f")
-)
+SHORT = "<\x1b[2J><\x1b]52;c;aGk=\x07><\r><\x08><\u202e><\u200f>"
 
 
 def obeyed(written: bytes) -> list[str]:
     """The controls that reached the terminal as they are."""
-    return [each for each in (*SEQUENCES, *CONTROLS) if f"<{each}>".encode() in written]
+    return [c for c in (*SEQUENCES, *CONTROLS) if f"<{c}>".encode() in written]
 
 
 def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str) -> Terminal:
@@ -53,10 +52,8 @@ def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that answers with an attack, in a folder with such a name."""
-    scripted = Scripted(
-        "{% for m in messages %}{{ m.content }}\n{% endfor %}",
-        ["Begin", f"{ATTACK}\n\n", "End"],
-    )
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    scripted = Scripted(template, ["Begin", f"{ATTACK}\n\n", "End"])
     plain = scripted.write(tmp_path_factory.mktemp("models") / "plain")
     return str(shutil.copytree(plain, Path(plain).parent / SHORT.replace("/", "")))
 
@@ -87,14 +84,11 @@ def test_an_answer(model: str) -> None:
     harmless(*asked, shows="End", TERM="dumb")
 
 
-@pytest.mark.parametrize("way", ["played", "step by step"])
-def test_a_trace(way: str, tmp_path: Path) -> None:
+def test_a_trace(tmp_path: Path) -> None:
     step = TextStep((Piece(f"{ATTACK} End", "context"),), (1,), 1, 0, 0.0)
     header = Header(model=SHORT, prompt=ATTACK, prompt_tokens=1, settings={SHORT: SHORT})
     path = write(tmp_path / "a", Trace(header, (step, Ended("length", ATTACK)), {1: ATTACK}))
-    if way == "played":
-        harmless("replay", str(path), shows="1 token in 1 step")
-        return
+    harmless("replay", str(path), shows="1 token in 1 step")
     with Terminal("replay", "--step", str(path)) as terminal:
         terminal.wait("step 1 of 1")
         terminal.send("q")
@@ -121,15 +115,12 @@ ERRORS: list[tuple[str, ...]] = [
 ]
 
 
-@pytest.mark.parametrize("arguments", ERRORS, ids=lambda each: " ".join(each).split("<")[0])
-def test_an_error(arguments: tuple[str, ...], lade: Any) -> None:
-    """Errors are written alike wherever stderr leads; the next test sees one in a terminal."""
-    told = lade(*arguments)
-    assert told.err.startswith("lade: ")
-    assert obeyed((told.out + told.err).encode()) == []
-
-
-def test_an_error_in_a_terminal() -> None:
+def test_errors(lade: Any) -> None:
+    """Errors are written alike wherever stderr leads, of which one is a terminal here."""
+    for arguments in ERRORS:
+        done = lade(*arguments)
+        assert done.err.startswith("lade: "), arguments
+        assert obeyed((done.out + done.err).encode()) == [], arguments
     harmless(*ERRORS[-1])
 
 
@@ -142,9 +133,9 @@ def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     profiles = tmp_path / "lade" / "profiles"
     profiles.mkdir(parents=True)
     text = (Path(__file__).parents[2] / "ladecli/profiles/cpu.toml").read_text()
-    described = f"description = {json.dumps(SHORT)}\n"
-    lines = [line for line in text.split("\n") if not line.startswith("description")]
-    (profiles / f"{SHORT}.toml").write_text(described + "\n".join(lines))
+    line = f"description = {json.dumps(SHORT)}"
+    described = re.sub("^description.*", lambda _: line, text, flags=re.M)
+    (profiles / f"{SHORT}.toml").write_text(described)
     (profiles / "broken.toml").write_text(f'"{json.dumps(SHORT)[1:-1]}" = 1')
     (tmp_path / "lade" / "config.toml").write_text(f"stop = [{json.dumps(SHORT)}]")
     home = {"XDG_CONFIG_HOME": str(tmp_path)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from typing import Any
 
 import pyte
 import pytest
@@ -24,20 +25,13 @@ class Terminal:
     def __init__(self, width: int = 40, *, colours: bool = False, no_color: bool = False) -> None:
         self._screen_of(width)
         self.written = io.StringIO()
-        self.console = Console(
-            file=self.written,
-            width=width,
-            height=HEIGHT,
-            force_terminal=True,
-            color_system="standard",
-            no_color=no_color,
-            legacy_windows=False,
-        )
+        options: Any = {"force_terminal": True, "color_system": "standard", "no_color": no_color}
+        options |= {"file": self.written, "width": width, "height": HEIGHT, "legacy_windows": False}
+        self.console = Console(**options)
         self.now = self.reading = 0.0  # reading: what each look at the clock takes
         self.tally, self.renderer = Tally(), MarkdownRenderer(True, colours)
-        self.view = LiveView(
-            self.console, self.tally, self.renderer, max_context=2048, clock=self._clock
-        )
+        view: Any = (self.console, self.tally, self.renderer)
+        self.view = LiveView(*view, max_context=2048, clock=self._clock)
         self._stream.feed("$ lade\r\n")
 
     def _clock(self) -> float:
@@ -114,10 +108,8 @@ def rows_of(text: str, width: int) -> list[str]:
     return [row.plain.rstrip() for row in rows + renderer.flush(width)]
 
 
-PROSE = "\n".join(
-    f"Paragraph {number} says *something* that takes more than one row of the screen.\n"
-    for number in range(20)
-)
+ROW = "Paragraph {} says *something* that takes more than one row of the screen.\n"
+PROSE = "\n".join(map(ROW.format, range(20)))
 
 
 @pytest.mark.parametrize(
@@ -169,9 +161,6 @@ def test_a_reply_without_text_leaves_nothing() -> None:
     assert terminal.screen.cursor.y == 1
 
 
-# Switches and sizes.
-
-
 def test_a_switch_in_the_middle_changes_the_row_that_grows() -> None:
     terminal = Terminal()
     terminal.say("**bold** is\nnow **bold**, ", 50, "context")
@@ -196,9 +185,6 @@ def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
     assert "".join("".join(terminal.finish()[1:]).split()) == "".join(PROSE.split())
 
 
-# Colours.
-
-
 def test_sources_have_their_colours_or_only_attributes() -> None:
     for no_color in (False, True):
         terminal = Terminal(80, no_color=no_color, colours=True)
@@ -206,9 +192,6 @@ def test_sources_have_their_colours_or_only_attributes() -> None:
         cells = [cell for row in terminal.screen.buffer.values() for cell in row.values()]
         assert ("brightblue" in {cell.fg for cell in cells if cell.data}) is not no_color
         assert terminal.screen.buffer[1][3].bold
-
-
-# How often, and at what cost.
 
 
 def refreshes(terminal: Terminal, events: Iterable[TextEvent], seconds: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -65,9 +66,6 @@ def styles_of(row: Text) -> list[tuple[str, str]]:
     return runs
 
 
-# Rows.
-
-
 def test_a_wide_screen_shows_the_text_as_it_is() -> None:
     plain = SAMPLE.replace("\t", "")
     assert "".join(row.plain + row.end for row in rows_of(plain, 100)) == plain
@@ -106,9 +104,7 @@ def test_rows(text: str, width: int, rows: list[str]) -> None:
     width=st.integers(1, 40),
     markdown=st.booleans(),
 )
-def test_rows_depend_on_the_text_alone_and_fit(
-    text: str, cuts: list[int], width: int, markdown: bool
-) -> None:
+def test_rows_fit_whatever_the_pieces(text: str, cuts: Any, width: int, markdown: bool) -> None:
     renderer = MarkdownRenderer(markdown, False)
     rows, at, turn = list[Text](), 0, 0
     while at < len(text):
@@ -120,9 +116,6 @@ def test_rows_depend_on_the_text_alone_and_fit(
     assert all(row.cell_len <= max(width, 2) for row in rows)
     whole = rows_of(text, width, markdown)
     assert [(row.plain, row.end) for row in rows] == [(row.plain, row.end) for row in whole]
-
-
-# Markdown.
 
 
 @pytest.mark.parametrize(
@@ -143,9 +136,7 @@ def test_rows_depend_on_the_text_alone_and_fit(
         ("**never closed", [("**", "bold dim"), ("never closed", "bold")]),
     ],
 )  # fmt: skip
-def test_marks_are_kept_and_style_what_they_enclose(
-    text: str, expected: list[tuple[str, str]]
-) -> None:
+def test_marks_are_kept_and_style_what_they_enclose(text: str, expected: Any) -> None:
     first, second = rows_of(f"{text}\nplain")
     assert styles_of(first) == expected
     assert styles_of(second) == [("plain", "")], "it ends with its line"
@@ -155,14 +146,8 @@ def test_marks_are_kept_and_style_what_they_enclose(
     "text",
     [
         *("2 * 3 * 4", "2*3*4", "snake_case_name and snake_", "f(**kwargs) and f(*args)"),
-        *(r"\*no\* \_no\_ \`no\`", "a * b", "____________ and ****************", "*****x", "a **"),
-        *(
-            "#hashtag and # no title",
-            "-5 degrees, 3.5 too",
-            "1984 was a year",
-            "a < b",
-            "a <thing>",
-        ),
+        *(r"\*no\* \_no\_ \`no\`", "____________ and ****************", "*****x", "a **"),
+        *("#hashtag and # no title", "-5 degrees, 3.5 too", "1984 was a year", "a < b", "a <x>"),
     ],
 )
 def test_marks_that_mean_nothing_style_nothing(text: str) -> None:
@@ -188,20 +173,13 @@ def test_code_is_as_it_is() -> None:
 def test_fences_open_and_close(text: str, italic: list[int]) -> None:
     rows = rows_of(text)
     assert "\n".join(row.plain for row in rows) == text
-    found = [
-        n for n, row in enumerate(rows) if any("italic" in style for _, style in styles_of(row))
-    ]
-    assert found == italic
-
-
-# Sources and switches.
+    styles = [" ".join(style for _, style in styles_of(row)) for row in rows]
+    assert [number for number, style in enumerate(styles) if "italic" in style] == italic
 
 
 def test_colours_belong_to_the_sources() -> None:
-    pieces = [
-        *(Piece("**a "), Piece("b** `c`", "context"), Piece("\n```python\n")),
-        Piece("def", "recycled"),
-    ]
+    pieces = [Piece("**a "), Piece("b** `c`", "context"), Piece("\n```python\n")]
+    pieces.append(Piece("def", "recycled"))
     renderer = MarkdownRenderer(True, True)
     rows = [*renderer.feed(pieces, 80)[0], *renderer.flush(80)]
     colours = {Style.parse(style).color for row in rows for _, style in styles_of(row)}
@@ -209,9 +187,6 @@ def test_colours_belong_to_the_sources() -> None:
     assert {colour.name for colour in colours if colour} == {context, recycled}
     assert ("b", f"bold {context}") in styles_of(rows[0])
     assert styles_of(rows[2]) == [("def", recycled)]
-
-
-# Reasoning.
 
 
 def test_reasoning_is_dim_and_labelled() -> None:
@@ -225,8 +200,6 @@ def test_reasoning_is_dim_and_labelled() -> None:
     hidden = MarkdownRenderer(True, False, reasoning=False)
     assert [row.plain for row in (*hidden.feed(pieces, 80)[0], *hidden.flush(80))] == ["*Yes*"]
 
-
-# Texts that are hard to set.
 
 BOMBS = {
     "one line": "a" * 100_000,
@@ -250,11 +223,9 @@ def test_a_text_that_is_hard_to_set(bomb: str) -> None:
     text = BOMBS[bomb]
     shown = []
     for size in (20_000, 997):
-        renderer, rows = MarkdownRenderer(True, True), []
-        for start in range(0, len(text), size):
-            complete, _ = renderer.feed([Piece(text[start : start + size])], 80)
-            rows += complete
-        rows += renderer.flush(80)
-        shown.append([row.plain for row in rows])
+        renderer = MarkdownRenderer(True, True)
+        parts = (text[start : start + size] for start in range(0, len(text), size))
+        rows = [row for part in parts for row in renderer.feed([Piece(part)], 80)[0]]
+        shown.append([row.plain for row in rows + renderer.flush(80)])
     assert shown[0] == shown[1]
     assert re.sub(r"\s", "", "".join(shown[0])) == re.sub(r"\s", "", text)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,22 +21,19 @@ from tests.support import processes
 from tests.support.terminal import Screen
 from tests.support.traces import record
 
-TABLE = Table(
-    "Fruit",
-    (
-        Column("", number=False),
-        Column("weight", note="weight: in grams"),
-        Column("price", weight=1, note="price: for one"),
-        Column("from where", weight=2, number=False, note="from where: the last port"),
-    ),
-    (("apple", "150", "0.40", "a port with a long name"), ("[b]pear", "170", "-", "-")),
-    ("as of today",),
+COLUMNS = (
+    Column("", number=False),
+    Column("weight", note="weight: in grams"),
+    Column("price", weight=1, note="price: for one"),
+    Column("from where", weight=2, number=False, note="from where: the last port"),
 )
+ROWS = (("apple", "150", "0.40", "a port with a long name"), ("[b]pear", "170", "-", "-"))
+TABLE = Table("Fruit", COLUMNS, ROWS, ("as of today",))
 
 
-def printed(stream: io.StringIO, width: int, table: Table = TABLE) -> tuple[str, set[str]]:
+def printed(stream: io.StringIO, width: int) -> tuple[str, set[str]]:
     console = Console(file=stream, width=width, color_system=None)
-    gone = screen.print_table(table, console if stream.isatty() else Terminal().console(stream))
+    gone = screen.print_table(TABLE, console if stream.isatty() else Terminal().console(stream))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()), gone
 
 
@@ -47,9 +45,7 @@ def printed(stream: io.StringIO, width: int, table: Table = TABLE) -> tuple[str,
         (20, "weight", {"from where", "price"}, "weight: in grams"),
     ],
 )
-def test_a_screen_has_the_columns_that_it_has_room_for(
-    width: int, head: str, gone: set[str], note: str
-) -> None:
+def test_columns_that_fit_are_shown(width: int, head: str, gone: set[str], note: str) -> None:
     shown, missing = printed(Screen(), width)
     lines = shown.splitlines()
     assert missing == gone
@@ -64,9 +60,6 @@ def test_a_pipe_has_whole_rows_whatever_the_width() -> None:
     assert not missing
     assert re.search(r"^apple +150 +0\.40  a port with a long name$", shown, re.MULTILINE)
     assert re.search(r"^\[b\]pear +170 +- +-$", shown, re.MULTILINE)
-
-
-# Closed pipes.
 
 
 ANSWER = "generate -p the -n 99 --ignore-eos"
@@ -89,17 +82,12 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
         os.close(write)
         assert child.wait() == 0
         err.seek(0)
-        told = err.read()
-    assert b"Broken" not in told
-    assert b"Traceback" not in told
+        errors = err.read()
+    assert b"Broken" not in errors
+    assert b"Traceback" not in errors
 
 
-# Progress.
-
-
-def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(monkeypatch: Any) -> None:
     def drawn(stream: io.StringIO, every: float, quiet: bool = False) -> str:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys, "stderr", stream)
