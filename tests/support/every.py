@@ -265,6 +265,7 @@ def saved(folder: Path, model_type: str) -> Any:
     else:
         model = new_model(model_type)
         model.save_pretrained(folder)
+    model.generation_config.pad_token_id = 0
     byte_level().save_pretrained(folder)
     if model_type == "llama4":  # whose whole forward fails in transformers 5.24
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
