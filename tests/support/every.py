@@ -85,10 +85,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **_each("axk2 deepseek_v32 glm_moe_dsa mistral_large4_text dots3_note_text", _HEADS),
     **_each("cosmos3_edge_text paddleocr_vl_text hunyuan_vl_text", _mrope(6, 3, 3)),
     **_each(
-        "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text glm4v_text ernie4_5_vl_moe_text",
+        "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text glm4v_text glm_ocr_text",
         _mrope(4, 2, 2),
     ),
-    **_each("glm4v_moe_text glm_ocr_text hy_v4_vl_text", _mrope(2, 1, 1)),
+    **_each("glm4v_moe_text hy_v4_vl_text", _mrope(2, 1, 1)),
     "qwen3_omni_moe_text": {"sliding_window": None},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
@@ -196,7 +196,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def new_config(model_type: str, shape: dict[str, Any] = _TEXT, **more: Any) -> Any:
     """A small configuration of a type."""
     kind = CONFIG_MAPPING[model_type]
-    more = SETTINGS.get(model_type, {}) | more
+    more = copy.deepcopy(SETTINGS.get(model_type, {})) | more  # configurations change what they get
     known = {*kind.__dataclass_fields__, *kind.attribute_map}
     known -= {name for name in known if _is_fixed(kind, kind.attribute_map.get(name, name))}
     values = {name: value for name, value in shape.items() if name in known}
