@@ -2,18 +2,16 @@
 
     python benchmarks/families.py --json benchmarks/results/families.json --page docs/models.md
 
-Every family is built small and random from its configuration, saved with the demo's tokenizer,
+Every family is built small and random from its configuration, saved with a byte-level tokenizer,
 and decoded greedily in float32 through three doors: `lade generate FOLDER`, `ladecli.load(FOLDER)`
 and `model.generate(custom_generate=ladecli.lookahead)`.  The first two answer the first prompt
 again after the others: by then they have learned it, so most of that text is accepted drafts.
-The extra `test` is needed.  The exit code is 1 if any text differs.  (This transformers can build
-no small dbrx, xlstm or qwen4_exp_text that its own `generate` would run.)
+The extra `test` is needed.  The exit code is 1 if any text differs.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tempfile
 import warnings
@@ -25,11 +23,13 @@ from typing import Any
 import torch
 import transformers
 from common import argument_parser, save
+from transformers.models.auto import modeling_auto
 
 import ladecli
+from ladecli.decoder.backends.facts import known_families
 from ladecli.decoder.model.transformer import Transformer
-from ladecli.models.find import resolve
-from tests.support import processes
+from tests.support import every, processes
+from tests.support.tokenizers import byte_level
 
 TOKENS = 40
 PROMPTS = (
@@ -38,70 +38,18 @@ PROMPTS = (
 )
 ASKED = (*PROMPTS, PROMPTS[0])
 DOORS = ("lade generate", "ladecli.load", "custom_generate")
-# Windows are shorter than the prompts, and longer than the trial at load, which cannot see them.
-_VALUES: tuple[tuple[Any, str], ...] = (
-    (4096, "vocab_size"),
-    (512, "max_position_embeddings"),
-    (96, "intermediate_size"),
-    (64, "hidden_size"),
-    (32, "moe_intermediate_size shared_expert_intermediate_size"),
-    (24, "head_dim query_pre_attn_scalar"),
-    (16, "kv_lora_rank q_lora_rank v_head_dim"),
-    (14, "sliding_window local_attention window_size"),
-    (8, "qk_rope_head_dim qk_nope_head_dim rotary_dim"),
-    (4, "num_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts"),
-    (3, "num_hidden_layers"),
-    (2, "num_key_value_heads num_experts_per_tok moe_k pad_token_id"),
-    (2.0, "logits_scaling embedding_multiplier"),
-    (1, "eos_token_id max_window_layers n_group topk_group n_shared_experts first_k_dense_replace"),
-    (0.5, "residual_multiplier attention_multiplier"),
-    (0, "bos_token_id"),
-    (True, "use_sliding_window attention_bias use_qk_norm"),
-    (False, "tie_word_embeddings"),
-)
-SHAPE = {name: value for value, names in _VALUES for name in names.split()}
-"""What a configuration gets, as far as it has such a field."""
-_BEGINNINGS = ("hidden_", "intermediate_", "num_hidden_", "num_attention_")
-_SMALL = {name: value for name, value in SHAPE.items() if name.startswith(_BEGINNINGS)}
-_TEXT = ("vocab_size", "num_key_value_heads", "head_dim", "sliding_window")
-_MIXED = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
-_PLAIN = """
-    llama mistral ministral ministral3 qwen2 qwen3 phi3 gemma gemma3_text granite olmo2 olmo3
-    smollm3 glm glm4 seed_oss cwm ernie4_5 iquestcoder mixtral qwen3_moe glm4_moe granitemoe
-    granitemoeshared hunyuan_v1_dense hunyuan_v1_moe ernie4_5_moe exaone4 exaone_moe dots1
-    apertus arcee minimax_m2 cohere cohere2 cohere2_moe starcoder2 bitnet diffllama nanochat
-    solar_open mellum laguna afmoe deepseek_v2 deepseek_v3 axk1 youtu minicpm3 jetmoe aria_text
-    hy_v3 kolibri1 jais2 hyperclovax olmo olmoe flex_olmo phi persimmon modernbert-decoder biogpt
-    gpt2 gpt_bigcode gpt_neox opt ctrl gemma4_text gpt_oss granite_swa granitemoe_swa mimo_v2_flash
-    flint llama4_text falcon bloom mpt gptj codegen openai-gpt gpt_neox_japanese xglm stablelm
-    nemotron doge minimax_m3_vl_text deepseek_v4 hy_v4 moshi hrm_text inkling_text mamba
-    falcon_mamba rwkv recurrent_gemma lfm2 lfm3 nemotron_h falcon_h1 olmo_hybrid minimax zamba
+_WHOLE = """
+    chameleon cohere_compass cosmos3_edge deepseek_ocr2 ernie4_5_vl_moe glm4v glm4v_moe glm5_next
+    glm_ocr hunyuan_vl hy_v4_vl llava mistral_large4 molmo2 muse_glimmer paddleocr_vl
+    qwen3_omni_moe_thinker step3p7
 """
-FAMILIES: dict[str, dict[str, Any]] = {name: {} for name in _PLAIN.split()} | {
-    "gemma2": {"attn_logit_softcapping": 2.0},
-    "vaultgemma": {"attn_logit_softcapping": 2.0},
-    "gemma3": {
-        "text_config": _SMALL | {name: SHAPE[name] for name in _TEXT},
-        "vision_config": _SMALL | {"image_size": 28, "patch_size": 14},
-        "mm_tokens_per_image": 4,
-    },
-    "internlm3": {"mlp_bias": True},
-    "helium": {"head_dim": 16},
-    "qwen2_moe": {"use_sliding_window": False},
-    "phimoe": {"sliding_window": SHAPE["max_position_embeddings"]},
-    "glm4_moe_lite": {"head_dim": 8},
-    "longcat_flash": {"num_layers": 2, "head_dim": 8},
-    "deepseek_v32": {"num_key_value_heads": 4, "head_dim": 8, "index_topk": 8},
-    "gpt_neo": {"attention_types": [[["global", "local", "global"], 1]]},
-    "qwen3_next": {"num_hidden_layers": 4},
-    "qwen3_5_text": {"num_hidden_layers": 4},
-    "granitemoehybrid": _MIXED,
-    "kimi_linear": _MIXED,
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-}
+"""Models that see or hear, beside those of `every.ROWS`."""
+_TEXTS = {*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} & known_families()
+FAMILIES = [*every.ROWS, *_WHOLE.split(), *sorted(_TEXTS - {*every.ROWS})]
 INTRODUCTION = (
     "Any decoder-only model that transformers can generate with is decoded, in a folder, in the"
-    " Hugging Face cache, or in a GGUF file.  How depends on its family; where it is not trees of"
+    " Hugging Face cache, or in a GGUF file.  Of models that see or hear, the text decoder is read"
+    " alone.  How depends on its family; where it is not trees of"
     " drafts, a line says so when the model is loaded, and why:"
 )
 KINDS = {
@@ -112,38 +60,6 @@ KINDS = {
     "refused": "no text: encoder-decoders too.",
 }
 Answers = list[list[int]]
-
-
-def build(family: str, folder: Path) -> None:
-    """Save a random model of a family, and the demo's tokenizer.
-
-    Weights are drawn wide, and norms and biases off their neutral values: with what transformers
-    initialises, texts repeat one token, and a norm that is left out shows in nothing.
-    """
-    kind = transformers.CONFIG_MAPPING[family]
-    fields = {*kind.__dataclass_fields__, *kind.attribute_map}
-    shape = {name: value for name, value in SHAPE.items() if name in fields}
-    torch.manual_seed(sum(map(ord, family)))
-    config = kind(**{**shape, **FAMILIES[family]})
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 1:
-                weight.add_(0.2 * torch.randn_like(weight))
-            else:
-                fan_in = 1 if "emb" in name or "wte" in name else weight.shape[-1]
-                weight.normal_(std=1.5 * fan_in**-0.5)
-    model.save_pretrained(folder)
-    for file in Path(resolve("demo")).glob("tokenizer*"):
-        shutil.copy(file, folder)
-
-
-def transformers_model(folder: Path) -> tuple[Any, list[Any]]:
-    """The model as transformers loads it, and the prompts' ids."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.eval().generation_config.eos_token_id = None
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return model, [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
 
 
 def generate(model: Any, prompts: list[Any], **options: Any) -> Answers:
@@ -200,8 +116,10 @@ def try_family(family: str) -> dict[str, Any]:
     row: dict[str, Any] = {"family": family, "forward": "", "decoding": "refused", "why": ""}
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "model"
-        build(family, folder)
-        model, prompts = transformers_model(folder)
+        model = every.saved(folder, family)
+        model.generation_config.eos_token_id = None
+        tokenizer = byte_level()
+        prompts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
         expected = generate(model, prompts)
         # A text of few tokens would say little.
         row["distinct tokens"] = min(len(set(ids)) for ids in expected)

@@ -16,7 +16,7 @@ from .decoder.errors import PromptError
 from .errors import ArgumentError, LadeError, UsageError
 from .events import Ended, TextEvent
 from .metrics import Tally
-from .options.answer import LengthOptions, SamplingOptions, TemplateChoice
+from .options.answer import EffortOptions, LengthOptions, SamplingOptions, TemplateChoice
 from .options.declare import Options, options_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
@@ -38,7 +38,7 @@ class _LoadRequest(DraftOptions, SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AnswerRequest(SamplingOptions, LengthOptions):
+class _AnswerRequest(SamplingOptions, LengthOptions, EffortOptions):
     """The options of an answer."""
 
 
@@ -92,7 +92,8 @@ class Model:
             grammar: that the answer fits, in Lark or GBNF.
             options: `max_new_tokens` (without it, as many as the context holds, which may be
                 thousands), `stop` (a string that ends the answer, or several), `ignore_eos` (keep
-                decoding after end-of-text tokens), and of sampling temperature, top_k, top_p,
+                decoding after end-of-text tokens), `reasoning_effort` (how much a reasoning model
+                thinks first: none, low, medium or high), and of sampling temperature, top_k, top_p,
                 min_p, repetition_penalty and seed.  Without a temperature it is greedy; the others
                 are those of the model's generation config.
 
@@ -120,10 +121,11 @@ class Model:
         template = None
         if not isinstance(prompt, str):
             name = None if chat_template is None else str(chat_template)
-            template = TemplateChoice(name, template_args or {})
+            template = TemplateChoice(name, template_args or {}, request.reasoning_effort)
             ids = session.encode_chat(prompt, template)
-        elif chat_template or template_args:
-            raise ArgumentError("chat_template and template_args are for messages; a text has none")
+        elif chat_template or template_args or request.reasoning_effort:
+            names = "chat_template, template_args and reasoning_effort"
+            raise ArgumentError(f"{names} are for messages; a text has none")
         else:
             ids = session.encode(prompt)
         for line in session.new_notices():

@@ -188,7 +188,7 @@ def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, 
         )
     elif any(_holds_tokens(passed[name]) for name in CACHE_NAMES if name in passed):
         what = "a cache that holds tokens already; pass the whole text without a cache"
-    elif positions is not None and positions.flatten().tolist() != [*range(positions.numel())]:
+    elif positions is not None and bool((positions != torch.arange(positions.shape[-1])).any()):
         what = "position_ids that do not count from 0"
     if what:
         raise ValueError(f"lookahead does not support {what}")

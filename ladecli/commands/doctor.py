@@ -60,6 +60,8 @@ PARTS = (
     ("compressed-tensors", "checkpoints in compressed-tensors", "compressed-tensors accelerate"),
 )
 """Optional packages: the name, what it brings, and what to install."""
+_SUPPLIED = ("_token", "raise_exception", "strftime_now")
+"""Ends of the names of a template's variables that transformers supplies."""
 _NEED_CUDA = ("flash-attn", "triton")
 
 
@@ -318,6 +320,8 @@ def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
                 ends |= {template.end_token}
             for notice in template.notices:
                 yield Finding("chat template", notice, NOTE)
+            own = sorted(name for name in template.variables if not name.endswith(_SUPPLIED))
+            yield Finding("template variables", ", ".join(own) or "none of its own")
             template.encode(GREETING)
     except UsageError as error:
         yield Finding("chat template", str(error), WARNING)

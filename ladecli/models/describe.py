@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from . import hub, model_files
 from .adapters import Adapter
 from .find import ModelFiles, read_downloaded
 from .model_files import Config, Tensor
+
+_READ_BY_TEXT = {"gemma3n"}
+"""Families whose text class reads the weights of the whole model, which needs more packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,38 +109,78 @@ def empty_model(config: Any, hub_options: Mapping[str, Any]) -> Any:
     """
     # Building fills in what the configuration leaves open: that of a live model must not change.
     config = copy.deepcopy(config)
-    own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     with torch.device("meta"):
-        if own is not None and hub_options.get("trust_remote_code"):
+        if (own := own_code(config, hub_options)) is not None:
             # `from_config` would run the newest code, whatever the revision.
             others = {
                 name: value for name, value in hub_options.items() if name != "trust_remote_code"
             }
             maker = get_class_from_dynamic_module(own, config.name_or_path, **others)
             return maker._from_config(config, attn_implementation=None)
-        # A configuration may name attention that this machine does not have; and transformers would
-        # ask on the terminal whether it may run other code.
-        return auto_class(config).from_config(
-            config, attn_implementation=None, trust_remote_code=False
-        )
+        kind, config = model_class(config)
+        # A configuration may name attention that this machine does not have.
+        return kind._from_config(config, attn_implementation=None)
 
 
-def auto_class(config: Any) -> Any:
-    """Return the class of transformers that makes a model of a configuration: some models that see
-    pictures have no entry among those that only continue texts.
+def own_code(config: Any, hub_options: Mapping[str, Any]) -> str | None:
+    """Return where a model's own class is, if it has one and its code may be run."""
+    own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    return own if hub_options.get("trust_remote_code") else None
+
+
+def model_class(config: Any) -> tuple[Any, Any]:
+    """Return the class of transformers that loads a configuration's model, and the configuration
+    that it takes.  The class has a text decoder alone, without what sees or hears.
 
     Raises:
-        UnsupportedModelError: no class does.
+        UnsupportedModelError: no class continues a text.
     """
-    own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if own or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        return transformers.AutoModelForCausalLM
-    if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return transformers.AutoModelForImageTextToText
+    text = config.get_text_config(decoder=True)
+    mappings = (
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    )
+    asked = text if config.model_type in _READ_BY_TEXT else config
+    kinds = [mapping[type(asked)] for mapping in mappings if type(asked) in mapping]
+    kinds += [getattr(transformers, name, None) for name in config.architectures or ()]
+    for kind in kinds:
+        if hasattr(kind, "generate"):
+            if isinstance(text, kind.config_class):
+                return kind, text
+            return _text_alone(kind), config
     raise UnsupportedModelError(
         f"models of the family {config.model_type!r} are not supported: transformers continues no"
         " text with them"
     )
+
+
+@cache
+def _text_alone(kind: Any) -> Any:
+    """Return a class of transformers without all that its text decoder does not need, so that the
+    weights of other parts are never read."""
+
+    def build(self: Any, *args: Any, **keywords: Any) -> None:
+        kind.__init__(self, *args, **keywords)
+        removed = _remove_others(self, (self.get_decoder(), self.get_output_embeddings()))
+        self._keys_to_ignore_on_load_unexpected.update(rf"(^|\.){name}\." for name in removed)
+
+    # transformers looks up by the name of a class how the weights of older files are called.
+    return type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
+
+
+def _remove_others(module: Any, kept: Sequence[Any]) -> list[str]:
+    """Remove the parts of a module that neither are nor hold one of those that are kept; return
+    their names."""
+    removed = []
+    for name, part in [*module.named_children()]:
+        if part in kept:
+            continue
+        if any(one in kept for one in part.modules()):
+            removed += _remove_others(part, kept)
+        else:
+            setattr(module, name, None)
+            removed.append(name)
+    return removed
 
 
 def reading(files: ModelFiles) -> contextlib.AbstractContextManager[None]:

@@ -95,6 +95,8 @@ def fit(
         notices = [notice] if notice else []
         if block:
             notices.append(f"{name}: weights in FP8 become plain ones")
+        if config.get_text_config(decoder=True) is not config:
+            notices.append(f"{name} is read without its parts for pictures and sound: text alone")
         notices += _notices(files, where, spec, empty)
     vocabulary = empty.config.get_text_config(decoder=True).vocab_size
     return PlannedModel(

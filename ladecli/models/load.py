@@ -26,7 +26,7 @@ from ..errors import LoadError
 from ..generation_config import AnswerDefaults, AsStated, leave_out
 from . import checkpoint, hub, memory, model_files, placement
 from .adapters import Adapter
-from .describe import auto_class, empty_model, loading, merging, reading
+from .describe import empty_model, loading, merging, model_class, own_code, reading
 from .fit import PlannedModel, values_of
 from .memory import FULL
 
@@ -239,7 +239,10 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     name, hub_options = files.base, files.hub_options
     source: str | None = files.source
     _refuse_code(model_files.weight_files(files.folder) if files.folder else [])
-    maker = auto_class(config)
+    if own_code(config, hub_options):
+        maker: Any = transformers.AutoModelForCausalLM
+    else:
+        maker, config = model_class(config)
     if planned.fp8_block:
         folder = hub.snapshot(files.source, hub_options, ["*.json", "*.safetensors"])
         keywords["state_dict"] = checkpoint.plain_tensors(folder, planned.dtype, planned.fp8_block)

@@ -50,10 +50,23 @@ class TemplateChoice:
     name: str | None = None
     # the template's own variables, such as `enable_thinking`
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    # how much the model is to think, see `EffortOptions`; None for what the template does by itself
+    effort: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemplateOptions(Options):
+class EffortOptions(Options):
+    """How much a model thinks."""
+
+    reasoning_effort: str | None = prompt_option(
+        "How much a reasoning model thinks first, if its template knows reasoning_effort or"
+        " enable_thinking: none, low, medium or high.",
+        choices=("none", "low", "medium", "high"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions(EffortOptions):
     """Which chat template, and with which variables."""
 
     chat_template: str | None = prompt_option(
@@ -75,9 +88,10 @@ class TemplateOptions(Options):
 
         Options about a template need one, which a model may not have.
         """
-        if not (has_template or self.chat_template is not None or self._typed("template_arg")):
+        typed = self._typed("template_arg") or self._typed("reasoning_effort")
+        if not (has_template or self.chat_template is not None or typed):
             return None
-        return TemplateChoice(self.chat_template, self._template_arguments())
+        return TemplateChoice(self.chat_template, self._template_arguments(), self.reasoning_effort)
 
     def _template_arguments(self) -> dict[str, Any]:
         """Return the values of --template-arg by name: JSON, or else text."""
@@ -97,7 +111,7 @@ class TemplateOptions(Options):
 class PromptOptions(TemplateOptions):
     """The system message and the template of a prompt."""
 
-    _NOT_RAW: ClassVar[tuple[str, ...]] = ("chat_template", "template_arg")
+    _NOT_RAW: ClassVar[tuple[str, ...]] = ("chat_template", "template_arg", "reasoning_effort")
     """Options that do not go together with --raw."""
 
     system: str | None = prompt_option(

@@ -25,6 +25,7 @@ TUNED = ("window", "ngram", "guesses", "budget", "sources")
 LIVE = (
     *("strategy", "profile", *TUNED, *_MODEL_DEFAULTS, "seed"),
     *("max-new-tokens", "stop", "ignore-eos", "chat-template", "template-arg"),
+    "reasoning-effort",
     *("reasoning", "markdown", "token-colors", "stats"),
 )
 """Options that a chat can change, by their names."""
@@ -136,6 +137,7 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         "seed": "a new one for each reply" if request.seed is None else request.seed,
         "max_new_tokens": settings.max_new_tokens or "until the context is full",
         "chat_template": request.chat_template or "default",
+        "reasoning_effort": request.reasoning_effort or "default",
         "stats": chat.shows_stats,
         "dtype": chat.session.loaded.spec.compute,
     }

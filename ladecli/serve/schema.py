@@ -60,6 +60,16 @@ class Refused(HTTPException):
         self.param, self.code = param, code
 
 
+_Effort: TypeAlias = Literal["none", "low", "medium", "high"]
+
+
+def _level(value: Any) -> Any:
+    """A level of reasoning of OpenAI's as one of ours."""
+    return (
+        {"minimal": "low", "xhigh": "high"}.get(value, value) if isinstance(value, str) else value
+    )
+
+
 def _stops(value: Any) -> Any:
     """A text as a list of one."""
     found = [value] if isinstance(value, str) else value
@@ -251,6 +261,7 @@ class ChatWanted(_Wanted):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[_Effort | None, BeforeValidator(_level)] = None
     tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools)] = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

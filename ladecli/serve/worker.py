@@ -297,7 +297,7 @@ class Worker:
         if isinstance(wanted, ChatWanted):
             template = request.template(True)
             if template is not None:
-                template = self._with_variables(template, wanted.chat_template_kwargs or {})
+                template = self._with_variables(template, wanted)
             messages = self._messages(wanted, request)
             known = self._answers.put_back(messages)
             try:
@@ -337,7 +337,7 @@ class Worker:
         session = self._session
         if template is not None and tools:
             choice = replace(template, arguments={**template.arguments, "tools": tools})
-            if "tools" in session.template(choice).words:
+            if "tools" in session.template(choice).variables:
                 template, tools = choice, []
         called = any("tool_calls" in message or message["role"] == "tool" for message in messages)
         if tools or (called and not self._knows_calls(template)):
@@ -349,7 +349,7 @@ class Worker:
 
     def _knows_calls(self, template: TemplateChoice | None) -> bool:
         """Whether a template has a place for earlier calls of tools."""
-        return template is not None and "tool_calls" in self._session.template(template).words
+        return template is not None and self._session.template(template).mentions("tool_calls")
 
     @cached_property
     def _special(self) -> list[str]:
@@ -357,17 +357,18 @@ class Worker:
         tokens = getattr(self._session.loaded.tokenizer, "added_tokens_decoder", {}).values()
         return [str(token) for token in tokens if token.special]
 
-    def _with_variables(
-        self, template: TemplateChoice, variables: dict[str, Any]
-    ) -> TemplateChoice:
+    def _with_variables(self, template: TemplateChoice, wanted: ChatWanted) -> TemplateChoice:
         """A template with a client's variables, without those that it does not have: a line about
         each would be the client's to fill the terminal with."""
-        if not variables:
+        variables, effort = wanted.chat_template_kwargs or {}, wanted.reasoning_effort
+        if not variables and effort is None:
             return template
         plain = self._session.template(template)
         for key in variables:
             plain.check_argument(key)
-        known = {key: value for key, value in variables.items() if key in plain.words}
+        known = {key: value for key, value in variables.items() if key in plain.variables}
+        if effort is not None and plain.knows_effort:
+            template = replace(template, effort=effort)
         return replace(template, arguments={**template.arguments, **known})
 
     def _part(

@@ -24,6 +24,8 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 """A message as chat templates take it: with `role` and `content`."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the reasoning of an earlier message."""
+_EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
+"""Variables of templates about reasoning: its level, or whether there is any."""
 NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """Variables that only we set."""
 GREETING: tuple[ChatMessage, ...] = ({"role": "user", "content": "hi"},)
@@ -56,15 +58,41 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, choice: TemplateChoice) -> None:
         self._tokenizer = tokenizer
         self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice)
-        self._arguments = copy.deepcopy(dict(choice.arguments))
-        for key in self._arguments:
+        for key in choice.arguments:
             self.check_argument(key)
         # Lines about what was done to messages, or does nothing.
         self.notices = [
             f"{self._name} has no variable {key!r}: it changes nothing"
-            for key in self._arguments
-            if not self._mentions(key)
+            for key in choice.arguments
+            if key not in self.variables
         ]
+        self._arguments = self._of_effort(choice.effort) | copy.deepcopy(dict(choice.arguments))
+
+    def _of_effort(self, effort: str | None) -> dict[str, Any]:
+        """The template's variables for how much a model is to think."""
+        if effort is None:
+            return {}
+        if not self.knows_effort:
+            names = " nor ".join(map(repr, _EFFORTS[:2]))
+            self._say(f"{self._name} has no variable {names}: reasoning-effort changes nothing")
+            return {}
+        level, *switches = _EFFORTS
+        arguments: dict[str, Any] = {
+            key: effort != "none" for key in switches if key in self.variables
+        }
+        if level in self.variables and effort != "none":
+            arguments[level] = effort
+        elif not arguments:  # Mistral's templates have a level "none"; gpt-oss's has not
+            can = re.search(r"""(["'])none\1""", self._source)
+            arguments[level] = "none" if can else "low"
+            if not can:
+                self._say(f"{self._name} cannot leave reasoning out: reasoning-effort is low")
+        return arguments
+
+    @cached_property
+    def knows_effort(self) -> bool:
+        """Whether the template has a variable for how much a model is to think."""
+        return not self.variables.isdisjoint(_EFFORTS)
 
     def check_argument(self, key: str) -> None:
         """Refuse with a UsageError a name that transformers takes for something of its own."""
@@ -74,9 +102,15 @@ class ChatTemplate:
             raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
 
     @cached_property
-    def words(self) -> frozenset[str]:
-        """All words of the source, among which its variables are."""
-        return frozenset(re.findall(r"\w+", self._source))
+    def variables(self) -> set[str]:
+        """The variables that the template reads, but for those that only we set.
+
+        Raises:
+            UsageError: the template is broken.
+        """
+        from jinja2 import meta
+
+        return meta.find_undeclared_variables(_parsed(self._name, self._source)) - NOT_ARGUMENTS
 
     def encode(
         self,
@@ -139,7 +173,7 @@ class ChatTemplate:
             messages = self._without_system(messages)
         if "tool" in roles and not self._takes_tool_results:
             raise UsageError(f"{self._name} drops what tools say; {FIX}")
-        if any(map(_has_calls, messages)) and not self._mentions("tool_calls"):
+        if any(map(_has_calls, messages)) and not self.mentions("tool_calls"):
             self._say(f"{self._name} has no variable 'tool_calls': calls of tools are left out")
         return self._shaped(messages)
 
@@ -181,7 +215,7 @@ class ChatTemplate:
         if line not in self.notices:
             self.notices.append(line)
 
-    def _mentions(self, name: str) -> bool:
+    def mentions(self, name: str) -> bool:
         """Whether the template has a variable, or a key, of this name."""
         return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
 
@@ -301,10 +335,16 @@ def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
     if not known and not (choice.name and files.expanded(choice.name).is_file()):
         return
     name, source = _find(known, choice)
+    _parsed(name, source)
+
+
+def _parsed(name: str, source: str) -> Any:
+    """The syntax tree of a template; a UsageError if it is broken."""
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_TRAINING.sub("", source))
+        environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+        return environment.parse(_TRAINING.sub("", source))
     except TemplateSyntaxError as error:
         raise _broken(name, error) from error
     except RecursionError as error:

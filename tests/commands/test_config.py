@@ -17,7 +17,7 @@ from ladecli.options.declare import Options, config_path
 
 OTHER: dict[str, Any] = {
     **{"model": "some/model", "system": "Be brief.", "raw": True, "chat_template": "rag"},
-    **{"template_arg": ["enable_thinking=false"]},
+    **{"template_arg": ["enable_thinking=false"], "reasoning_effort": "low"},
     **{"max_new_tokens": 7, "stop": ["a b", "\n"], "ignore_eos": True, "max_context": 99},
     **{"strategy": "jacobi", "profile": "cpu", "window": 4, "ngram": 3, "guesses": 2},
     **{"budget": 50, "sources": "context", "pool_file": "a b.pool", "temperature": 0.5},

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import ladecli
 from tests.support.decoding import transformers_ids
 from tests.support.hub import copied, renaming, stating, use_cache
-from tests.support.models import new_model, prompt_for, saved
+from tests.support.models import prompt_for
 
 PROMPT = "the cat sat on"
 WEIGHTS = "model.safetensors"
@@ -291,21 +291,6 @@ def test_a_config_that_names_attention(
     copy = copied(model_folder, tmp_path / "copy", change)
     assert answer(lade, copy, "--attention", "sdpa") == (expected(model_folder), "")
     assert answer(lade, copy)[0] == expected(model_folder)
-
-
-def test_a_model_that_sees_pictures_continues_a_text(lade: Any, tmp_path: Path) -> None:
-    text = new_model("mistral", vocab_size=300).config
-    sight = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
-    sight |= {"num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 8, "patch_size": 4}
-    config = transformers.Mistral3Config(text_config=text, vision_config=sight)
-    model = transformers.Mistral3ForConditionalGeneration(config).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    folder = saved(tmp_path, "llama")  # its tokenizer
-    (tmp_path / WEIGHTS).unlink()
-    model.save_pretrained(tmp_path)
-    ids = transformers.AutoTokenizer.from_pretrained(folder)(PROMPT)["input_ids"]
-    assert answer(lade, folder)[0] == transformers_ids(model, ids, 16)
 
 
 def test_a_model_that_continues_no_text(lade: Any, model_folder: str, tmp_path: Path) -> None:

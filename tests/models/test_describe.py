@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+import ladecli
 from ladecli.decoder.backends.compat import returned_cache
 from ladecli.decoder.config import Limits
 from ladecli.models.describe import empty_model
 from ladecli.models.fit import spec_of
 from ladecli.models.memory import ModelSpec
 from tests.decoder.backends.test_transformers_forward import NO_TREES
-from tests.support.decoding import decoder_of, run
+from tests.support import every
+from tests.support.decoding import decoder_of, run, text_ids, transformers_ids
 from tests.support.models import FAMILIES, model_of, new_model
+from tests.support.tokenizers import byte_level
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 LINEAR = 2 * (4 * 64 * 64 + 3 * 64 * 128)
@@ -95,3 +99,41 @@ def test_quantised_weights(
     assert found.parameters == LINEAR + REST
     assert found.weight_bytes == LINEAR * bytes_each + REST * 2
     assert (found.linear == 0.0) == (given is not None), "what is packed is not packed again"
+
+
+# Whole models, of which the text decoder is read alone.
+
+PROMPT = "the cat sat on the mat, the cat sat"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # notices of `load` and `lookahead`
+@pytest.mark.parametrize("model_type", every.ROWS)
+def test_the_text_of_a_whole_model_at_every_entry_point(
+    model_type: str, lade: Any, tmp_path: Path
+) -> None:
+    whole, folder = every.saved(tmp_path, model_type), str(tmp_path)
+    ids = byte_level()(PROMPT)["input_ids"]
+    expected = transformers_ids(whole, ids, 8)
+    asked = ("-p", PROMPT, "--raw", "-n", "8", "--ignore-eos", "--json", "--no-stats")
+    done = lade("generate", folder, *asked)
+    assert done.json()["token_ids"] == expected
+
+    model = ladecli.load(folder, dtype="float32")
+    options: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+    for strategy in ("lookahead", "autoregressive"):
+        assert text_ids(model.stream(PROMPT, strategy=strategy, **options)) == expected
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    given, mask = torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.long)
+    drafted = whole.generate(
+        given, attention_mask=mask, custom_generate=ladecli.lookahead, **options
+    )
+    assert drafted[0, len(ids) :].tolist() == expected
+
+    # Nothing that sees or hears is in memory, and a line says so.
+    decoder, head = whole.get_decoder(), whole.get_output_embeddings()
+    parts = {id(part): part for one in (decoder, head) for part in one.parameters()}
+    loaded = model.session.loaded
+    held = sum(part.numel() for part in loaded.model.parameters())
+    assert held <= loaded.spec.parameters <= 1.001 * sum(part.numel() for part in parts.values())
+    assert not any("vision" in name or "audio" in name for name, _ in loaded.model.named_modules())
+    assert ("pictures" in done.err) == (loaded.config.get_text_config() is not loaded.config)

@@ -58,6 +58,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     template.write_text(
         "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}<|end|>\n"
         "{% endfor %}{{ kind }}{{ size }}<|assistant|>\n{% if thinks %}<think>\n{% endif %}"
+        "{{ reasoning_effort }}"
     )
     options = ("--host", "0.0.0.0", "--api-key", KEY, "--cors", ORIGIN)
     options += ("--chat-template", str(template), "--template-arg", "kind=plain and long")
@@ -271,6 +272,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"stop": 5}, "stop", "a text, or a list"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "at least 1 "),
+        ({"reasoning_effort": "much"}, "reasoning_effort", "'medium'"),
         ({"top_logprobs": 21}, "top_logprobs", "equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", '"logprobs": true'),
         ({"messages": []}, "messages", "it is empty"),
@@ -318,8 +320,9 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
 
 
 def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> None:
-    def prompt_tokens(*messages: dict[str, str], **variables: str) -> Any:
-        body = {"messages": [*messages, HI], "chat_template_kwargs": variables}
+    def prompt_tokens(*said: dict[str, str], effort: str | None = None, **variables: str) -> Any:
+        body = {"messages": [*said, HI], "chat_template_kwargs": variables}
+        body["reasoning_effort"] = effort
         status, answer, _ = guarded.ask("/v1/chat/completions", body, Authorization=f"Bearer {KEY}")
         assert status == 200, answer
         return answer["usage"]["prompt_tokens"]
@@ -331,6 +334,7 @@ def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> 
     # Its variables are beside the server's, or replace them.
     assert prompt_tokens(size="") == prompt_tokens(kind="plain and long") == usual
     assert prompt_tokens(kind="") < usual < prompt_tokens(size=" and wide")
+    assert usual < prompt_tokens(effort="high") == prompt_tokens(effort="xhigh")
 
 
 def test_a_key_is_asked_for(guarded: Server) -> None:

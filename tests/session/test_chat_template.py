@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 import ladecli
 from ladecli import suites
+from ladecli.models.find import resolve
 from ladecli.options.answer import TemplateChoice
 from ladecli.trace.format import read_trace
 from tests.support.hub import holding, stating
@@ -99,6 +100,9 @@ MAGISTRAL = """\
 {{ '[/SYSTEM]' if m.role == 'system' else '[/INST]' if m.role == 'user' else eos_token }}\
 {% endfor %}"""
 NO_PARTS = PARTS.replace("part.type == 'text'", "part.type == 'poem'")
+
+
+LEVELS = "{% if reasoning_effort in ('none', 'low', 'high') %}{{ reasoning_effort }}{% endif %}"
 
 
 def plain(role: str, content: str, **more: str) -> dict[str, Any]:
@@ -190,7 +194,7 @@ CASES = {
     "qwen3": Case(Scripted(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
     "qwen3-without": Case(
         Scripted(QWEN3, PARIS, (*IM, "<think>", "</think>"), "\n\n"),
-        options=("--template-arg", "enable_thinking=false"),
+        options=("--reasoning-effort", "none"),
         arguments={"enable_thinking": False},
     ),
     "deepseek-r1": Case(
@@ -207,7 +211,7 @@ CASES = {
         Scripted(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
         thinks="Hm,",
         keeps="thinking",
-        options=("--template-arg", "reasoning_effort=low"),
+        options=("--reasoning-effort", "low"),
         arguments={"reasoning_effort": "low"},
     ),
     "magistral": Case(
@@ -316,6 +320,43 @@ def test_arguments_that_a_template_does_not_take(lade: Any, thinker: str) -> Non
     assert "no variable 'enable_thinkin'" in done.err
 
 
+@pytest.mark.parametrize(
+    ("source", "effort", "arguments", "words"),
+    [
+        (QWEN3, "none", {"enable_thinking": False}, ""),
+        (QWEN3, "high", {"enable_thinking": True}, ""),
+        (CHANNELS, "high", {"reasoning_effort": "high"}, ""),
+        (CHANNELS, "none", {"reasoning_effort": "low"}, "cannot leave reasoning out"),
+        (MISTRAL + LEVELS, "none", {"reasoning_effort": "none"}, ""),
+        (QWEN3 + LEVELS, "none", {"enable_thinking": False}, ""),
+        (QWEN3 + LEVELS, "low", {"enable_thinking": True, "reasoning_effort": "low"}, ""),
+        (CHATML, "low", {}, "no variable 'reasoning_effort' nor 'enable_thinking'"),
+    ],
+)
+def test_how_much_a_model_thinks(
+    source: str, effort: str, arguments: dict[str, Any], words: str, lade: Any, tmp_path: Path
+) -> None:
+    file, trace = tmp_path / "template", tmp_path / "trace"
+    file.write_text(source)
+    options = ("--chat-template", str(file), "--reasoning-effort", effort, "--no-stats")
+    done = lade("generate", "demo", "-p", FIRST, "-n", "1", *options, "--trace", str(trace))
+    right = AutoTokenizer.from_pretrained(resolve("demo")).apply_chat_template(
+        [plain("user", FIRST)],
+        **{"chat_template": source, "add_generation_prompt": True, "tokenize": False},
+        **arguments,
+    )
+    assert prompt_of(trace)[1] == right
+    assert (words in done.err) if words else (done.err == "")
+
+
+def test_what_a_template_reads(lade: Any, thinker: str) -> None:
+    (row,) = (
+        r for r in lade("doctor", thinker, "--json").json()["checks"] if "variables" in r["name"]
+    )
+    assert row["value"] == "enable_thinking"
+    assert "raw" in say(lade, thinker, "--raw", "--reasoning-effort", "low").refused()
+
+
 def test_reasoning_on_stdout(lade: Any, thinker: str) -> None:
     assert say(lade, thinker).out == "Paris.\n"
     assert say(lade, thinker, "--reasoning").out == "Reasoning:\nHm,\n\nAnswer:\nParis.\n"
@@ -338,18 +379,22 @@ def test_reasoning_in_python(thinker: str) -> None:
     off = {"enable_thinking": False}
     steps = [*model.stream(question, template_args=off)]
     assert "".join(getattr(step, "reasoning", "") for step in steps) == ""
-    assert model.generate(question, template_args=off) == "Paris."
+    assert model.generate(question, reasoning_effort="none") == "Paris."
+    with pytest.raises(ladecli.errors.UsageError, match="reasoning-effort 'much'"):
+        model.generate(question, reasoning_effort="much")
 
 
 def test_options_of_templates_in_a_chat(lade: Any, thinker: str, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     lines = [
-        *("/set reasoning off", "/set template-arg enable_thinking=true", FIRST),
+        *("/set reasoning off", "/set reasoning-effort high", FIRST),
+        *("/show reasoning-effort", "/set template-arg enable_thinking=true"),
         *("/set template-arg more=1", "/show template-arg", f"/save {saved}"),
     ]
     done = lade("chat", thinker, "-n", "20", typed="\n".join(lines))
     assert (done.code, done.out) == (0, "Paris.\n"), done.err
     assert "enable_thinking=true,more=1" in done.err
+    assert "high" in done.err
     assert "no variable 'more'" in done.err
     (question, reply) = json.loads(saved.read_text())["messages"]
     assert (question["reasoning"], reply["reasoning"], reply["content"]) == (None, "Hm,", "Paris.")

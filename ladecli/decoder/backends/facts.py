@@ -9,12 +9,41 @@ from ..model.families import FAMILIES, ModelFacts, is_ours
 
 MOST_FACTOR = 10_000
 """A configuration that stretches a context further is wrong."""
-TESTED_STOCK = {
-    *("mixtral", "phi", "gpt_neox", "gpt2", "opt", "starcoder2", "cohere", "cohere2", "olmo"),
-    *("hunyuan_v1_dense", "exaone4", "gemma4_text", "gpt_oss", "qwen3_moe", "glm4_moe"),
-    *("ernie4_5_moe", "deepseek_v3"),
+STOCK = """
+afmoe apertus apertus1p5_text arcee aria_text axk1 beam biogpt bitnet chameleon cohere cohere2
+cohere2_moe cohere_compass_text cosmos3_edge_text ctrl deepseek_ocr2_text deepseek_v2
+deepseek_v3 diffllama dots1 ernie4_5_moe ernie4_5_vl_moe_text exaone exaone4 exaone_moe
+flex_olmo flint gemma3n_text gemma4_text gemma4_unified_text glm4_moe glm4_moe_lite
+glm4v_moe_text glm4v_text glm_ocr_text gpt2 gpt_bigcode gpt_neox gpt_oss granite_swa granitemoe
+granitemoe_swa granitemoeshared hrm_text hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text hy_v3
+hyperclovax jais2 jetmoe kolibri1 laguna longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2
+mistral4 mixtral modernbert-decoder molmo2_text muse_glimmer_text nanochat olmo olmoe opt
+paddleocr_vl_text persimmon phi phi4_multimodal phimoe qwen2_moe qwen3_moe qwen3_omni_moe_text
+qwen3_vl_moe_text sarvam_mla sarvam_moe solar_open starcoder2 step3p5 vaultgemma youtu
+"""
+"""Families that verify trees on transformers' forward."""
+_OTHERS = """
+axk2 bailing_hybrid deepseek_v32 deepseek_v4 dory dots3_note_text git glm5_next_text
+glm_moe_dsa hy_v4 hy_v4_vl_text inkling2_loop_text inkling2_text inkling_text kimi_linear
+lara_mini lfm2_moe lfm3 minimax minimax_m3_vl_text mistral_large4_text mllama_text_model
+nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen4_exp_text trocr zaya
+"""
+"""Families without trees, by what their configurations or the trial at load tell, beside those of
+`_BY_REASON`."""
+UNTRIED = "dbrx emu3_text_model evolla granite4_vision_text muse_spark_text xlstm"
+"""Families of which transformers runs no small model: they are tried at load alone."""
+_BOTH_WAYS = "its tokens see those after them"
+_REFUSED = {
+    "its own forward does not continue a text": "moshi musicgen_decoder musicgen_melody_decoder",
+    "it reads no text without a picture or a sound": "blip_text_model idefics kosmos_2_text_model"
+    " kosmos_2_5_text_model kyutai_speech_to_text pi0 unlimited_ocr_text voxtral_realtime_text",
+    "it drafts for another model": "gemma4_assistant gemma4_unified_assistant",
+    "it writes by diffusion": "diffusion_gemma_text",
+    _BOTH_WAYS: "bert bert-generation big_bird camembert data2vec-text"
+    " electra ernie megatron-bert paligemma rembert roberta roberta-prelayernorm roc_bert roformer"
+    " xlm-roberta xlm-roberta-xl xmod",
+    "it continues no text by its tokens alone": "blt cpmant reformer xlm xlnet",
 }
-"""Families on transformers' forward that the tests decode; others are tried at load alone."""
 
 _RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"
 _NO_KEYWORDS = "it does not pass keywords on to its attention, so a step cannot set the mask"
@@ -43,12 +72,19 @@ _SELECTIONS = ("index_topk", "index_topk_blocks", "indexer_budget")
 """Settings of how many keys an index chooses; texts shorter than that do not show it."""
 
 
+def known_families() -> set[str]:
+    """Return the families of which it is known how they are decoded; the tests decode them."""
+    return {*FAMILIES, *STOCK.split(), *_OTHERS.split(), *_NO_TREES} - {*UNTRIED.split()}
+
+
 def refusal(config: Any) -> str | None:
     """Why a model with this configuration cannot be decoded here, or None."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
-    if config.get_text_config(decoder=True).model_type == "moshi":
-        return "its own forward does not continue a text"
+    text = config.get_text_config(decoder=True)
+    for why, families in _REFUSED.items():
+        if {config.model_type, text.model_type} & {*families.split()}:
+            return None if why == _BOTH_WAYS and getattr(text, "is_decoder", False) else why
     return None
 
 
@@ -115,7 +151,7 @@ def model_facts(config: Any) -> ModelFacts:
         sliding_window=getattr(text, "sliding_window", None) if slides else None,
         no_trees=why_no_trees,
         ours=why_no_trees is None and is_ours(text),
-        tested=text.model_type in FAMILIES or text.model_type in TESTED_STOCK,
+        tested=text.model_type in known_families(),
         most_positions=max((rope.scaled for rope in ropes), default=0),
         rope_grows=len({*changing}) > 1 or any(rope.kind == "dynamic" for rope in changing),
     )

@@ -150,7 +150,8 @@ class StockModel:
             )
         self.sliding_windows = call.windows
         logits: Tensor = result.logits[0]
-        return logits
+        # Some wrappers pass `logits_to_keep` to nothing, and compute every row.
+        return logits[rows] if step.outputs is not None and len(logits) > len(rows) else logits
 
     @contextmanager
     def _named(self) -> Iterator[None]:

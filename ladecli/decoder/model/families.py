@@ -73,6 +73,11 @@ FAMILIES = {
     "helium": Family(interleaved=True),
     "ernie4_5": Family(interleaved=True),
     "iquestcoder": Family(),
+    "qwen3_vl_text": Family(),
+    "qwen2_vl_text": Family(),
+    "qwen2_5_vl_text": Family(),
+    "qwen2_5_omni_text": Family(),
+    "granite_docling_text": Family(),
 }
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}

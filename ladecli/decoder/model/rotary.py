@@ -120,7 +120,8 @@ class RotaryTables:
         with frequencies_as_loaded([self._module] if self._facts.rope_grows else []):
             cos, sin = self._module(self._like, positions[None], *([kind] if kind else []))
         half = cos.shape[-1] // 2
-        cos, sin = cos[0, :, :half], sin[0, :, :half]
+        # Of models that see pictures, one for each axis of a place, which are alike in a text.
+        cos, sin = (table.flatten(0, -3)[0, :, :half] for table in (cos, sin))
         if self._interleaved:
             cos = cos.repeat_interleave(2, dim=-1)
             sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
