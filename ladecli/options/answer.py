@@ -399,7 +399,10 @@ class ServeRequest(DraftFileOptions, RankedOptions):
     host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")
     port: int = _serve("Port to listen at; 0 is any free one.", default=8000, least=0, most=65535)
     served_name: str | None = _serve(
-        "Name of the model for clients; default: MODEL itself.", "--name", metavar="NAME"
+        "Name of the model for clients; default: MODEL itself.",
+        "--name",
+        metavar="NAME",
+        lasting=False,
     )
     api_key: str | None = _serve(
         "Key that clients must send; better in LADE_API_KEY, which other users cannot see.",

@@ -29,7 +29,7 @@ OTHER: dict[str, Any] = {
     **{"token_colors": False, "editing_mode": "vi", "color": "never"},
     **{"stats": False, "json": True, "quiet": True, "seconds": 5.0},
     **{"host": "::1", "port": 80, "api_key": "a", "cors": ["http://a"], "queue": 3},
-    "client_timeout": 5.0,
+    **{"client_timeout": 5.0, "keep_memory": "1GiB"},
 }
 """A legal value that is not the default, for every setting."""
 
