@@ -132,9 +132,6 @@ def short_answer(model: Any = None) -> None:
     ask(model or own_model("llama"), max_new_tokens=3, do_sample=False)
 
 
-# The model as it is now.
-
-
 def scale(module: Any, args: Any, out: Any) -> Any:
     """A hook that treats all positions alike."""
     return (1.5 * out[0], *out[1:]) if isinstance(out, tuple) else 1.5 * out

@@ -59,9 +59,6 @@ def plain(prompt: tuple[int, ...], sampling: SamplingConfig = GREEDY) -> list[in
     return ids_of(run(fresh("llama"), prompt, sampling=sampling))
 
 
-# Families.
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_are_those_of_transformers(family: str) -> None:
     expected = theirs(family)
@@ -81,9 +78,6 @@ def test_texts_are_those_of_transformers(family: str) -> None:
         decoder.forget()
         events = run(decoder, prompt_for(family), strategy, config, limits=limits)
         assert ids_of(events) == expected, (attention, strategy)
-
-
-# Sampling and processors.
 
 
 CHANGES: dict[str, tuple[SamplingConfig, list[LogitsProcessor]]] = {
@@ -111,9 +105,6 @@ def test_penalties_and_processors_equal_transformers(name: str) -> None:
         events = answer(sampling=MIXED, processors=processors)
         drawn.append(ids_of(events))
     assert drawn == [drawn[0]] * len(STRATEGIES)
-
-
-# Texts: chunks, boundaries, and what earlier texts left behind.
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "phi3_long", "llama_dynamic"])

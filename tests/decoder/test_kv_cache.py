@@ -109,9 +109,6 @@ def test_addresses_stay_until_the_generation_changes() -> None:
     assert cache.slots == 0
 
 
-# Growth.
-
-
 def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
     """Grown from nearly all slots to all, the two caches would take twice the memory."""
     for most in range(GROWTH, 30 * GROWTH, 500):

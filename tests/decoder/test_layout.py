@@ -33,9 +33,6 @@ def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
     return window.block(41)
 
 
-# Trees.
-
-
 @given(CANDIDATES, st.integers(0, 20))
 def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) -> None:
     tree = tree_of(candidates, limit)
@@ -50,9 +47,6 @@ def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) 
         first = next(n for n, c in enumerate(candidates) if tuple(c[: len(path)]) == path)
         assert tree.sources[node] == f"source {first}", "the source that proposed it first"
         assert tree.child(node, 77) is None
-
-
-# Steps.
 
 
 def dense(step: StepLayout) -> list[set[int]]:
@@ -111,9 +105,6 @@ def test_a_chunk_is_causal_and_an_anchor_is_seen_by_no_other(anchor: int | None)
     assert (step.outputs, step.pending) == ([], 3)
     assert step.positions == [4, 5, 6, *([90] if anchor else [])]
     assert dense(step) == [{0}, {0, 1}, {0, 1, 2}, *([{3}] if anchor else [])]
-
-
-# The walk.
 
 
 @given(CANDIDATES, st.integers(0, 10**6))

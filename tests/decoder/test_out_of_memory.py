@@ -139,9 +139,6 @@ def test_bad_moments_in_any_order(
         assert ids_of(more)[:25] == EXPECTED[known : known + 25]
 
 
-# The cache, and what comes after the forward.
-
-
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead"])
 def test_a_cache_that_cannot_grow_is_used_up_to_its_end(
     strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -202,9 +199,6 @@ def test_a_failed_try_leaves_no_tensors_behind() -> None:
     assert len(held) > 3
 
 
-# Loading.
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_memory_that_runs_out_while_loading_is_not_taken_for_a_wrong_forward(family: str) -> None:
     model = copy.deepcopy(model_of(family))
@@ -219,9 +213,6 @@ def test_memory_that_runs_out_while_loading_is_not_taken_for_a_wrong_forward(fam
     with pytest.raises(torch.OutOfMemoryError):
         load_decoder(model)
     assert ids_of(run(load_decoder(new_model("llama")), [5, 6], limits=Limits(3)))
-
-
-# What counts, and what is done about it.
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,6 @@ def random_logits(*shape: int, seed: int = 1, scale: float = 3.0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-# The best tokens.
-
-
 @pytest.mark.parametrize("vocabulary", [5, 97, 40_003])
 @pytest.mark.parametrize("count", [1, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -73,9 +70,6 @@ def test_the_best_tokens_are_those_of_topk(vocabulary: int, count: int, dtype: t
 def test_a_nucleus_of_equally_probable_tokens() -> None:
     sampling = SamplingConfig(temperature=1.0, top_p=1e-9)
     assert bool(restricted(torch.zeros(1, 300), sampling).isfinite().any())
-
-
-# Probabilities.
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 0.3, 1.7])
@@ -108,9 +102,6 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     logits, text = random_logits(2, 30), torch.tensor([[3, 3, 7, 12, 29], [1, 1, 1, 1, 2]])
     expected = RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
     torch.testing.assert_close(penalize_(logits.clone(), text, penalty), expected)
-
-
-# Noise.
 
 
 def test_noise_depends_on_seed_and_position_only() -> None:
@@ -223,9 +214,6 @@ def test_sampled_text_has_the_models_distribution() -> None:
         statistic += float(((row[possible] - scaled) ** 2 / scaled).sum())
     freedom = int((probabilities > 0).sum()) - tokens
     assert stats.chi2.sf(statistic, freedom) > 1e-3
-
-
-# Reading out a step.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -58,9 +58,6 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     assert lookahead.rows == [[20, 21, 22], [30, 31, 32], [40, 41, 42]]
 
 
-# The pool.
-
-
 def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
     pool = NgramPool()
     for token in (2, 3, 2, 4):

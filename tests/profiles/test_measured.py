@@ -101,9 +101,6 @@ def test_too_few_widths_make_no_curve(known: Known) -> None:
     assert step_cost(16) == before
 
 
-# Profiles that the user names.
-
-
 @pytest.mark.parametrize("where", ["flag", "variable", "config"])
 def test_a_named_profile_is_honoured_as_it_is_written(
     lade: Any, known: Known, where: str, monkeypatch: pytest.MonkeyPatch

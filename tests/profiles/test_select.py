@@ -76,9 +76,6 @@ def test_a_curve_of_dense_models_rises_with_the_experts_that_a_step_meets() -> N
     assert choice.lookahead.step_cost.at(16, 128) == 3.0, "what was measured knows"
 
 
-# The user's own.
-
-
 def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
     put("mine", OWN).with_name("x.toml~").write_text("no profile")
     assert user.names() == ["mine"]

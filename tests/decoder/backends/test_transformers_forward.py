@@ -318,9 +318,6 @@ def test_an_unknown_family_that_differs_gets_no_trees() -> None:
     assert ids_of(run(decoder, prompt, "lookahead", limits=Limits(9))) == expected
 
 
-# Facts.
-
-
 def _stretched(kind: str, **more: Any) -> dict[str, Any]:
     """A configuration of 64 positions, to which scaling by 4 was added."""
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **more}

@@ -86,9 +86,6 @@ def test_without_torchscript_python_computes_the_same(monkeypatch: pytest.Monkey
             assert torch.equal(logits_of(decoder, text), expected)
 
 
-# Weights.
-
-
 def storages(modules: list[nn.Linear]) -> set[int]:
     return {module.weight.untyped_storage().data_ptr() for module in modules}
 
@@ -100,9 +97,6 @@ def test_joined_weights_are_held_once() -> None:
     attention = layer.self_attn
     assert len(storages([attention.q_proj, attention.k_proj, attention.v_proj])) == 1
     assert len(storages([layer.mlp.gate_proj, layer.mlp.up_proj])) == 1
-
-
-# Which forward runs a model.
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,6 @@ def test_what_a_memory_holds_helps_the_next_generation() -> None:
     assert counts[1] < counts[0] / 2
 
 
-# The speculation budget.
-
-
 STEPS = st.lists(st.tuples(st.integers(1, 12), st.floats(1.0, 12.0)), max_size=200)
 """Tokens and costs of steps with drafts."""
 
