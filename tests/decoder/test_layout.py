@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder import layout as layouts
-from ladecli.decoder.layout import StepLayout, build, build_chunk
-from ladecli.decoder.strategy import Draft
+from ladecli.decoder.layout import StepLayout, build_chunk
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
 from tests.support.decoding import paths_of
@@ -52,51 +51,6 @@ def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) 
 def dense(step: StepLayout) -> list[set[int]]:
     """Which tokens of the step each token sees."""
     return [{*np.flatnonzero(row).tolist()} for row in layouts.dense(step.rows)]
-
-
-@given(
-    candidates=CANDIDATES,
-    pending=st.integers(1, 5),
-    position=st.integers(0, 50),
-    window=st.none() | st.tuples(st.integers(1, 4), st.integers(2, 5), st.integers(0, 6)),
-    width=st.integers(1, 140),
-)
-def test_a_step_against_its_definition(
-    candidates: list[list[int]],
-    pending: int,
-    position: int,
-    window: tuple[int, int, int] | None,
-    width: int,
-) -> None:
-    tree, block = tree_of(candidates), window_of(*window) if window else None
-    draft = Draft(tree, block, width)
-    step = build([*range(100, 100 + pending)], position, draft)
-    cells = block.tokens if block else []
-    content = pending + len(tree) + len(cells)
-    count = max(content, width)
-    current = position + pending - 1
-    assert step.pending == pending
-    assert step.tokens[:content] == [*range(100, 100 + pending), *tree.tokens, *cells]
-    assert step.positions == [
-        *range(position, position + pending),
-        *(current + depth for depth in tree.depths),
-        *(current + offset for offset in (block.offsets if block else ())),
-        *[current] * (count - content),
-    ]
-    first_cell = pending + len(tree)
-    before = {*range(pending)}
-    expected = [{*range(row + 1)} for row in range(pending)]
-    expected += [before | {pending + node for node in path} for path in paths_of(tree)]
-    for seen in block.seen if block else ():
-        expected.append(before | {first_cell + i for i in range(len(cells)) if seen >> i & 1})
-    expected += [{row} for row in range(content, count)]
-    assert dense(step) == expected
-    last_row = [pending - 1 if i < 0 else first_cell + i for i in (block.last_row if block else ())]
-    assert step.outputs == [*range(pending - 1, first_cell), *last_row]
-    # What each output sees of the step; its own token wherever it sees none.
-    for output, row in zip(step.outputs, step.paths().tolist(), strict=True):
-        seen = [i if i in expected[output] else output for i in range(count)]
-        assert row == [step.tokens[i] for i in seen]
 
 
 @pytest.mark.parametrize("anchor", [None, 90])

@@ -24,7 +24,6 @@ from ladecli.decoder.sampling import (
     Sampler,
     choose,
     draw,
-    penalize_,
     restricted,
     top_tokens,
 )
@@ -35,7 +34,6 @@ from tests.support.decoding import (
     ASKED_STEP,
     BEFORE,
     Asked,
-    paths_of,
     read_out,
     run,
     steps_of,
@@ -97,13 +95,6 @@ def test_the_distribution_is_that_of_transformers(
     assert (scores.amax(dim=-1) == 0.0).all()
     # A row alone, as on a CPU, is what it is among others.
     assert torch.equal(torch.cat([restricted(row[None], config) for row in logits]), scores)
-
-
-@pytest.mark.parametrize("penalty", [0.8, 1.2, 3.0])
-def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
-    logits, text = random_logits(2, 30), torch.tensor([[3, 3, 7, 12, 29], [1, 1, 1, 1, 2]])
-    expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
-    torch.testing.assert_close(penalize_(logits.clone(), text, penalty), expected)
 
 
 def test_noise_depends_on_seed_and_position_only() -> None:
@@ -188,28 +179,6 @@ def test_a_wide_top_k_is_not_drawn_from_a_shortlist() -> None:
         config = SamplingConfig(temperature=1.0, top_k=1000, top_p=0.5, seed=seed)
         noise = noise_at(seed, [len(BEFORE)], 5000)
         assert read_out(logits, config).tokens[0].id == int(choose(logits[:1], config, noise))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_every_node_has_the_choice_of_plain_decoding(
-    dtype: torch.dtype, penalty: float, temperature: float
-) -> None:
-    """The penalty goes by the path to a node, and the noise by its position."""
-    config = SamplingConfig(temperature, top_k=6, repetition_penalty=penalty, seed=11)
-    logits = random_logits(len(ASKED_STEP.outputs), 12).to(dtype)
-    output = read_out(logits, config)
-    for row, nodes in enumerate([[], *paths_of(ASKED)]):
-        path = [ASKED.tokens[node] for node in nodes]
-        text, scores = [*BEFORE, *path], logits[row : row + 1].float()
-        if penalty != 1.0:
-            scores = transformers.RepetitionPenaltyLogitsProcessor(penalty)(
-                torch.tensor([text]), scores
-            )
-        assert output.best[row] == scores.argmax()
-        noise = noise_at(11, [len(text)], 12) if temperature else None
-        assert output.tokens[row].id == choose(scores, config, noise)
 
 
 def test_processors_come_first_and_see_the_text_and_the_path() -> None:

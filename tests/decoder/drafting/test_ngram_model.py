@@ -29,7 +29,6 @@ from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS, Observation
 from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.drafting.tree_search import TreeSearch
-from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.step_cost import CostCurve, StepCost
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.strategy import State
@@ -289,27 +288,6 @@ def reloaded(store: DraftStore) -> DraftStore:
     return DraftStore.from_dict(json.loads(json.dumps(store.to_dict())), VOCABULARY)
 
 
-def test_a_saved_memory_drafts_the_same() -> None:
-    store, rng = DraftStore(), random.Random(0)
-    for start in (0, 5):
-        text = [start, *rng.choices(range(40), k=200)]
-        store.context.begin(text[:50])
-        for end in range(50, 200):
-            rows = [{text[end]: 0.75, rng.randrange(VOCABULARY): 0.12345}]
-            store.sources["recycled"].learn(step(text[: end + 1], 1, rows=rows))
-            store.context.learn(step(text[: end + 1], 1))
-    store.pool.add((1, 2, 3), 9)
-    again = reloaded(store)
-    assert [*again.pool] == [(1, 2, 3)]
-    text = [token for token in store.context.corpus.tokens if token != BOUNDARY]
-    for end in range(60, 400, 7):
-        first, second = (grow(x.model, text[:end], 9, priced(9)).tokens for x in (store, again))
-        assert first[:1] == second[:1]
-    again.context.begin(text[100:140])
-    assert again.context.repeated_span() is not None
-    assert reloaded(again).to_dict()["text"][: len(text)] == again.to_dict()["text"][: len(text)]
-
-
 def test_what_is_saved_is_bounded() -> None:
     store, text = DraftStore(), [number % VOCABULARY for number in range(SAVED_TEXT + 1000)]
     store.context.begin(text)
@@ -323,25 +301,6 @@ def test_what_is_saved_is_bounded() -> None:
     assert len(saved["rows"]) >= SAVED_ROWS - ORDER
     assert numbers < 60_000
     assert reloaded(store).context.corpus.tokens[:-1] == text[-SAVED_TEXT:]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"text": [VOCABULARY]},
-        {"text": [-2]},
-        {"rows": [[4, [-1], [0.5]]]},
-        # Powers of these are no numbers, or too large.
-        {"rows": [[4, [1], [-0.5]]]},
-        {"rows": [[4, [1], [10**400]]]},
-        {"rows": [7]},
-        {"ngrams": [[1]]},
-    ],
-)
-def test_saved_drafts_are_checked(wrong: dict[str, Any]) -> None:
-    saved = DraftStore().to_dict()
-    with pytest.raises(DraftStateError, match="these are no saved drafts"):
-        DraftStore.from_dict(saved | wrong, VOCABULARY)
 
 
 def test_an_interrupted_update_is_noticed() -> None:

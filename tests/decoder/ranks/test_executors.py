@@ -19,13 +19,10 @@ from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import NoMemoryError, RankError
-from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
+from ladecli.decoder.events import Event, Finished, StepNarrowed
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.ranks.executors import LookaheadParallel, TensorParallel
-from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import Draft, State, StepResult
-from ladecli.decoder.tree import ROOT, TokenTree
 from tests.support.decoding import ids_of, run
 from tests.support.models import model_of, prompt_for
 
@@ -181,44 +178,6 @@ def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
         return ids_of(answer(executor_on(transport, TensorParallel), strategy, sampling=SAMPLED))
 
     assert simulate(3, one) == [expected(sampling=SAMPLED)] * 3
-
-
-class FixedSampler(Sampler):
-    """Returns the same result of every step, whatever the logits are."""
-
-    def __init__(self, result: StepResult) -> None:
-        super().__init__(GREEDY)
-        self.result, self.draft = result, Draft()
-
-    def read(self, logits: Any, layout: StepLayout, draft: Draft) -> Callable[[], StepResult]:
-        self.draft = draft
-        return lambda: self.result
-
-
-def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
-    tree = TokenTree([5, 6, 7], [ROOT, 0, 0], [1, 2, 2], ["context"] * 3)
-
-    def one(transport: Threads) -> Any:
-        rank, executor, state = transport.rank, executor_on(transport), State([3, 1, 2, 3, 1], 5)
-        executor.decoder.cache.length = 5 - rank
-        best = [10 * rank + output for output in range(3)]
-        tokens = [*map(Token, [5, 6, 9] if rank == 0 else [5, 8])]
-        mine = StepResult([0, 1] if rank == 0 else [0], tokens, best, [{t: 0.5} for t in best])
-        sampler = FixedSampler(mine)
-        executor.begin(state, ())
-        assert executor.cache.length == 4, "what all ranks have"
-        executor.start(state, Draft(tree, successors=1), sampler)
-        result = executor.verify()
-        assert sampler.draft.tree.tokens == ([5, 6] if rank == 0 else [5, 7])
-        executor.commit(result.nodes)
-        assert executor.cache.length == 5 + (2 if rank == 0 else 1)
-        assert executor.room(state).loads == (1, 2), "rank 1 lacks the branch"
-        return result
-
-    for result in simulate(2, one):
-        assert result.best == [0, 1, 2, 12]
-        assert result.successors == [{token: 0.5} for token in result.best]
-        assert (result.nodes, [token.id for token in result.tokens]) == ([0, 1], [5, 6, 9])
 
 
 @KINDS

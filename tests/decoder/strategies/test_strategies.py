@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import STRATEGIES, Limits, LookaheadConfig
+from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.drafting.store import (
     INITIAL_BALANCE,
     LOSS_PER_TOKEN,
@@ -71,23 +71,6 @@ def replay(
     return steps
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize(("depth", "reach"), [(0, 0), (1, 30), (30, 2), (30, 30)])
-@pytest.mark.parametrize("widest", [1, 7, 4096])
-@pytest.mark.parametrize("widths", [(), (1, 8, 24, 32)])
-def test_drafts_keep_their_limits(
-    name: str, depth: int, reach: int, widest: int, widths: tuple[int, ...]
-) -> None:
-    strategy = make_strategy(name, LookaheadConfig(4, 3, 4, 24, widths=widths))
-    for step in replay(strategy, text_of(200), depth, reach, widest):
-        draft, window = step.draft, step.draft.window
-        assert max(draft.tree.depths, default=0) <= min(depth, reach)
-        assert max(window.offsets if window else [0], default=0) <= reach
-        if name == "lookahead":
-            assert max(step.fed, draft.width) <= min(24, widest)
-            assert not widths or draft.width in widths
-
-
 @pytest.mark.parametrize("family", ["phi3_long", "llama_dynamic", "gpt2"])
 def test_the_papers_guesses_end_where_positions_do(family: str) -> None:
     """At the end of the context, and where rotary frequencies change."""
@@ -139,15 +122,6 @@ def test_where_drafts_do_not_pay_steps_are_plain_and_few_ask_for_successors() ->
     assert sum(step.fed > 1 for step in steps) < 20
     plain = [step.draft.successors for step in steps if step.fed == 1]
     assert plain.count(0) == 3 * len(plain) // 4 + (len(plain) % 4 > 0)
-
-
-def test_what_a_memory_holds_helps_the_next_generation() -> None:
-    store, text = DraftStore(), text_of(300)
-    counts = []
-    for _ in range(2):
-        strategy = make_strategy("lookahead", LookaheadConfig(4, 3, 4, 24), store)
-        counts.append(len(replay(strategy, text)))
-    assert counts[1] < counts[0] / 2
 
 
 STEPS = st.lists(st.tuples(st.integers(1, 12), st.floats(1.0, 12.0)), max_size=200)
