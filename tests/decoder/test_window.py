@@ -16,6 +16,18 @@ def sees(block: WindowBlock, query: int) -> list[int]:
     return [key for key in range(len(block.tokens)) if block.seen[query] >> key & 1]
 
 
+@given(st.integers(1, 6), st.integers(2, 7))
+def test_fills_in_n_minus_2_steps(window: int, ngram: int) -> None:
+    lookahead = window_of(window, ngram)
+    for step in range(ngram - 2):
+        columns = window + ngram - 2 - step
+        assert not lookahead.filled
+        assert [len(row) for row in lookahead.rows] == [columns] * (step + 1)
+        assert lookahead.advance(range(columns)) == []
+    assert lookahead.filled
+    assert [len(row) for row in lookahead.rows] == [window] * (ngram - 1)
+
+
 @given(st.integers(1, 6), st.integers(2, 7), st.integers(0, 5))
 def test_what_a_cell_sees_reads_as_text(window: int, ngram: int, steps: int) -> None:
     """Row 0 up to its column, then its own column down to itself: positions without a gap."""
