@@ -22,7 +22,7 @@ from ladecli.decoder.executor import Executor
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 from tests.support.decoding import ids_of, reason_of, run, steps_of, transformers_ids
-from tests.support.graphs import Again
+from tests.support.device import Again
 from tests.support.models import new_model, prompt_for
 from tests.support.oracle import (
     Captured,

@@ -53,17 +53,14 @@ def run(
 
 
 def steps_of(events: Sequence[Event]) -> list[Step]:
-    """All steps."""
     return [event for event in events if isinstance(event, Step)]
 
 
 def tokens_of(events: Sequence[Event]) -> list[Token]:
-    """All tokens of all steps."""
     return [token for step in steps_of(events) for token in step.tokens]
 
 
 def ids_of(events: Sequence[Event]) -> list[int]:
-    """All token ids of all steps."""
     return [token.id for token in tokens_of(events)]
 
 

@@ -45,7 +45,6 @@ class Held(TorchDispatchMode):
 
     @property
     def now(self) -> int:
-        """Bytes that are held."""
         return sum(self._sizes.values())
 
     def __torch_dispatch__(

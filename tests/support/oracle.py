@@ -50,7 +50,7 @@ class Oracle:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """One layer of one head: keys are token and position, values the token."""
-        return [LayerShape(1, 2, 1, torch.float32, CPU)]
+        return [LayerShape(1, 2, 1, torch.float32, self.device)]
 
     def use(self, operations: Operations) -> None:
         """There are no kernels."""
@@ -76,7 +76,6 @@ class Oracle:
         return self.logits([texts[output] for output in outputs])
 
     def logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """[texts, vocabulary]."""
         logits = torch.zeros(len(texts), self.vocabulary)
         for row, text in enumerate(texts):
             logits[row, self.rule(text)] = 1.0
@@ -84,21 +83,19 @@ class Oracle:
 
 
 class Markov(Oracle):
-    """Gives every token the logits in the row of the token before it.
-
-    Args:
-        table: logits, [vocabulary, vocabulary].
-    """
+    """Gives every token the logits in the row of the token before it, [tokens, vocabulary]; after
+    the last row the first one follows."""
 
     def __init__(self, table: Tensor) -> None:
-        super().__init__(lambda text: 0, len(table))
+        super().__init__(lambda text: 0, table.shape[1])
         self.table = table
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Logits of `step.outputs`; there is no need to look at the text."""
+        """Return the logits of `step.outputs`; there is no need to look at the text."""
         written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
         cache.write(0, written, written[..., :1])
-        return self.table[step.tokens if step.outputs is None else step.tokens[step.outputs]]
+        tokens = step.tokens if step.outputs is None else step.tokens[step.outputs]
+        return self.table[tokens % len(self.table)]
 
 
 class Captured(Executor):
@@ -107,7 +104,6 @@ class Captured(Executor):
     overlaps = True
 
     def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
-        """Run the step at once."""
         return read(self.run(layout))
 
 
@@ -150,7 +146,6 @@ class Changed:
         return getattr(self.inner, name)
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Run the step, then call the function."""
         return self.change(step, self.inner.forward(step, cache))
 
 

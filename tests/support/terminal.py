@@ -71,7 +71,6 @@ class Terminal:
         self.child.close(force=True)
 
     def send(self, text: str) -> None:
-        """Type something."""
         self.child.send(text)
 
     def enter(self, text: str) -> None:
@@ -124,7 +123,6 @@ class Terminal:
         return "\n".join([*self.above(), *self.rows()]).rstrip()
 
     def rows(self) -> list[str]:
-        """The rows of the screen."""
         return [row.rstrip() for row in self.screen.display]
 
     def above(self) -> list[str]:

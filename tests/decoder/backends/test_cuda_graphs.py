@@ -22,7 +22,7 @@ from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.strategy import Draft
 from tests.support.decoding import decoder_of, ids_of, run, steps_of, transformers_ids, use
-from tests.support.graphs import Again
+from tests.support.device import Again
 from tests.support.models import model_of, new_model, prompt_for
 from tests.support.oracle import Oracle, counts
 
