@@ -28,15 +28,8 @@ class Screen(io.StringIO):
 
 
 class Terminal:
-    """`lade` in a terminal of its own.
-
-    Args:
-        arguments: of the command line.
-        columns, lines: size of the screen.
-        env: variables beside the test's own.
-        command: what to run with the arguments.
-        forked: whether the program begins with everything imported, see `processes`.
-    """
+    """`lade` in a terminal of its own, with variables beside the test's; a `forked` program begins
+    with everything imported, see `processes`."""
 
     def __init__(
         self,

@@ -31,30 +31,15 @@ from ladecli.decoder.model.forward import Drafts
 from ladecli.decoder.ranks.executors import LookaheadParallel
 from ladecli.decoder.ranks.transport import DistributedTransport
 from ladecli.decoder.step_cost import StepCost
+from tests.support import models
 from tests.support.decoding import PAPER, ids_of, reason_of, run, steps_of, transformers_ids
-from tests.support.models import (
-    LACKING,
-    LONG_ROPE,
-    OWN,
-    SLIDING,
-    STOCK,
-    VOCABULARY,
-    model_of,
-    new_model,
-    prompt_for,
-)
+from tests.support.models import LONG_ROPE, SLIDING, VOCABULARY, model_of, new_model, prompt_for
 
 QWEN3_NEXT = {
-    "head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
+    **{"head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8},
+    **{"linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
 }
 NO_TREES: dict[str, tuple[Drafts, str, dict[str, Any]]] = {
     "mamba": ("none", "recurrent state", {"state_size": 8}),
@@ -70,14 +55,11 @@ NO_TREES: dict[str, tuple[Drafts, str, dict[str, Any]]] = {
     "doge": ("none", "by their content", {}),
 }
 """What can be verified, why no trees can, and settings of a small model."""
-REFUSED = {
-    "t5": "encoder-decoder",
-    "whisper": "encoder-decoder",
-    "moshi": "does not continue a text",
-}
 
 
-@pytest.mark.parametrize(("family", "why"), REFUSED.items())
+@pytest.mark.parametrize(
+    ("family", "why"), [("t5", "encoder-decoder"), ("moshi", "does not continue a text")]
+)
 def test_refused_by_name_before_any_weights_are_read(family: str, why: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"'{family}' are not supported.*{why}"):
         model_facts(CONFIG_MAPPING[family]())
@@ -251,9 +233,9 @@ def test_ranks_cannot_share_what_has_no_trees() -> None:
 
 
 def test_every_row_has_a_test() -> None:
-    assert {model_type for model_type, _ in OWN.values()} == {*FAMILIES} - LACKING
-    assert {model_type for model_type, _ in STOCK.values()} == TESTED_STOCK
-    assert not any(refusal(model_of(family).config) for family in OWN | STOCK)
+    own, stock = ({kind for kind, _ in x.values()} for x in (models.OWN, models.STOCK))
+    assert (own, stock) == ({*FAMILIES} - models.LACKING, TESTED_STOCK)
+    assert not any(refusal(model_of(family).config) for family in models.FAMILIES)
 
 
 def test_two_threads_leave_a_model_as_it_was() -> None:
