@@ -19,14 +19,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError
 from ladecli.decoder.events import Token
 from ladecli.decoder.noise import drawn_probabilities, gumbel_noise
-from ladecli.decoder.sampling import (
-    SHORTLIST,
-    Sampler,
-    choose,
-    draw,
-    restricted,
-    top_tokens,
-)
+from ladecli.decoder.sampling import SHORTLIST, Sampler, choose, draw, restricted, top_tokens
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import Choose
 from tests.support.decoding import (

@@ -13,18 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ladecli.decoder.drafting.ngram_model import (
-    CONTEXTS,
-    KINDS,
-    MAX_CHILDREN,
-    MAX_SUCCESSORS,
-    ORDER,
-    NgramModel,
-    Ranked,
-    RepeatedSpan,
-    Row,
-    pack,
-)
+from ladecli.decoder.drafting import ngram_model
+from ladecli.decoder.drafting.ngram_model import NgramModel, Ranked, RepeatedSpan, Row, pack
 from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS, Observation
 from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
@@ -51,7 +41,7 @@ def recycle(model: NgramModel, text: list[int], row: Row) -> None:
 
 
 def successors(model: NgramModel, *text: int) -> Ranked:
-    return model.look_up(pack(text))[:MAX_CHILDREN]
+    return model.look_up(pack(text))[: ngram_model.MAX_CHILDREN]
 
 
 def best(model: NgramModel, *text: int) -> list[int]:
@@ -87,7 +77,10 @@ def random_model(rng: random.Random, vocabulary: int) -> NgramModel:
         return [min(int(rng.paretovariate(0.6)), vocabulary) for _ in range(count)]
 
     def rows(count: int) -> list[Row]:
-        drawn = [dict.fromkeys(tokens(rng.randrange(MAX_SUCCESSORS + 1))) for _ in range(count)]
+        drawn = [
+            dict.fromkeys(tokens(rng.randrange(ngram_model.MAX_SUCCESSORS + 1)))
+            for _ in range(count)
+        ]
         return [{token: 0.5 / 2**i for i, token in enumerate(row)} for row in drawn]
 
     for _ in range(rng.randrange(30)):
@@ -117,21 +110,23 @@ def test_after_a_new_token_others_that_were_new_speak_for_it() -> None:
 
 def test_memory_is_bounded_and_the_oldest_goes() -> None:
     model = NgramModel()
-    tokens = range(CONTEXTS + 5000)
+    tokens = range(ngram_model.CONTEXTS + 5000)
     model.learn([tokens], 1)
     for start in range(0, len(tokens), 1000):
         some = tokens[start : start + 1000]
         tree = TokenTree(some, [ROOT] * len(some), [], [])
         model.recycle([7], tree, [{}, *({token + 1: 0.5} for token in some)])
-    assert all(len(table) <= CONTEXTS for table in (*model.counts, *model.model_successors))
-    for order in (1, ORDER):
+    assert all(
+        len(table) <= ngram_model.CONTEXTS for table in (*model.counts, *model.model_successors)
+    )
+    for order in (1, ngram_model.ORDER):
         table = model.counts[order]
-        assert len(table) > 0.9 * CONTEXTS
+        assert len(table) > 0.9 * ngram_model.CONTEXTS
         assert pack(tokens[-1 - order : -1]) in table
         assert pack(tokens[:order]) not in table
     for successor in range(50):
         model.learn([[5, successor]], 1)
-    assert sorted(model.counts[1][5]) == [*range(50 - MAX_SUCCESSORS, 50)]
+    assert sorted(model.counts[1][5]) == [*range(50 - ngram_model.MAX_SUCCESSORS, 50)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -144,8 +139,8 @@ def test_probabilities_and_trees_keep_their_limits(seed: int) -> None:
         shares = [share for share, _, _ in ranked]
         assert shares == sorted(shares, reverse=True)
         assert all(share > 0.0 for share in shares)
-        assert len({token for _, token, _ in ranked}) == len(ranked) <= MAX_CHILDREN
-        assert all(0 <= kind < KINDS for _, _, kind in ranked)
+        assert len({token for _, token, _ in ranked}) == len(ranked) <= ngram_model.MAX_CHILDREN
+        assert all(0 <= kind < ngram_model.KINDS for _, _, kind in ranked)
     passage = [rng.randrange(1, 6) for _ in range(20)]
     span = rng.choice([None, RepeatedSpan(passage, rng.randrange(9), 15, 0.7)])
     text = [rng.randrange(1, 4) for _ in range(4)]
@@ -157,7 +152,9 @@ def test_probabilities_and_trees_keep_their_limits(seed: int) -> None:
     for node, parent in enumerate(tree.parents):
         assert parent < node
         assert tree.depths[node] == (1 if parent == ROOT else tree.depths[parent] + 1)
-    assert all(tree.parents.count(node) <= MAX_CHILDREN for node in range(ROOT, len(tree)))
+    assert all(
+        tree.parents.count(node) <= ngram_model.MAX_CHILDREN for node in range(ROOT, len(tree))
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -298,7 +295,7 @@ def test_what_is_saved_is_bounded() -> None:
     saved = store.to_dict()
     assert saved["text"] == text[-SAVED_TEXT:]
     numbers = len(saved["text"]) + 9 * len(saved["rows"]) + sum(map(len, saved["ngrams"]))
-    assert len(saved["rows"]) >= SAVED_ROWS - ORDER
+    assert len(saved["rows"]) >= SAVED_ROWS - ngram_model.ORDER
     assert numbers < 60_000
     assert reloaded(store).context.corpus.tokens[:-1] == text[-SAVED_TEXT:]
 
