@@ -185,18 +185,18 @@ def test_stops_within_a_multi_token_acceptance(at: int) -> None:
     assert ids_of(events) == text[10 : 10 + at]
     assert reason_of(events) == "eos"
 
-    asked: list[int] = []
+    calls: list[int] = []
 
     def should_stop(token: int) -> bool:
-        asked.append(token)
-        return len(asked) == at
+        calls.append(token)
+        return len(calls) == at
 
     decoder, events = oracle(spells(text)), list[Event]()
     strategy, limits = make_strategy("prompt-lookup", SMALL), Limits(50, should_stop=should_stop)
     for event in decoder.generate(text[:10], strategy, None, limits):
         events.append(event)
-        assert cached_ids(decoder) == text[: 9 + len(ids_of(events))] or not asked
-    assert ids_of(events) == asked == text[10 : 10 + at], "no token after the stop is seen"
+        assert cached_ids(decoder) == text[: 9 + len(ids_of(events))] or not calls
+    assert ids_of(events) == calls == text[10 : 10 + at], "no token after the stop is seen"
     assert reason_of(events) == "stop"
 
 

@@ -68,10 +68,10 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
     def chosen(path: tuple[int, ...]) -> int:
         return random.Random(hash((seed, path))).randrange(5)
 
-    asked: list[int] = []
+    calls: list[int] = []
 
     def choose(row: int, path: list[int]) -> int:
-        asked.append(row)
+        calls.append(row)
         assert path == [tree.tokens[node] for node in ([], *paths_of(tree))[row]]
         return chosen(tuple(path))
 
@@ -82,7 +82,7 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
         text += (chosen(text),)
     assert tuple(token.id for token in tokens) == text
     assert len(tokens) == len(nodes) + 1
-    assert asked == [0, *(node + 1 for node in nodes)]
+    assert calls == [0, *(node + 1 for node in nodes)]
     assert [token.source for token in tokens] == [
         *(tree.sources[node] for node in nodes),
         None,

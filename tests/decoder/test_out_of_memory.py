@@ -164,12 +164,12 @@ def test_memory_may_run_out_after_the_forward_too() -> None:
             raise MemoryError
         return scores
 
-    asked: list[int] = []
-    limits = Limits(40, should_stop=lambda token: asked.append(token) is not None)
+    calls: list[int] = []
+    limits = Limits(40, should_stop=lambda token: calls.append(token) is not None)
     strategy = make_strategy("lookahead", CONFIGS["all"])
     events = list(decoder.generate(PROMPT, strategy, None, limits, [processor]))
     # A stop is asked once for each token, however often its step was tried.
-    assert ids_of(events) == asked == EXPECTED[:40]
+    assert ids_of(events) == calls == EXPECTED[:40]
     assert narrowed(events)
 
 

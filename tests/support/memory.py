@@ -50,15 +50,15 @@ class Held(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = kwargs or {}
+        options = kwargs or {}
         name = func._schema.name.partition("::")[2]
         # In inference mode they arrive before they are taken apart: a softmax of other numbers
         # than its input's makes a copy first.
         if name not in WHOLE and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:
-                return func.decompose(*args, **given)
-        self._watch((args, given), there=True)
-        out = func(*args, **given)
+                return func.decompose(*args, **options)
+        self._watch((args, options), there=True)
+        out = func(*args, **options)
         self._watch(out)
         self.most = max(self.most, self.now)
         return out

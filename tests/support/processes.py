@@ -138,12 +138,12 @@ class Spawn(pexpect.spawn):
     """`pexpect.spawn` for commands that begin with `python -m ladecli`."""
 
     def _spawnpty(
-        self, args: list[str] | list[bytes], env: Mapping[str, str] | None, **given: Any
+        self, args: list[str] | list[bytes], env: Mapping[str, str] | None, **options: Any
     ) -> Any:
         _, *command = map(os.fsdecode, args)
         assert command[:2] == ["-m", "ladecli"]
         ours, theirs = pty.openpty()
-        ptyprocess.ptyprocess._setwinsize(ours, *given["dimensions"])
+        ptyprocess.ptyprocess._setwinsize(ours, *options["dimensions"])
         program = Forked(command[2:], [theirs] * 3, os.environ if env is None else env, True)
         os.close(theirs)
         return _Child(program, ours)

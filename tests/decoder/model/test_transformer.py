@@ -65,12 +65,12 @@ def test_logits_are_those_of_the_model(
     assert isinstance(decoder.executor.model, Transformer)
     assert not decoder.executor.notices
     assert not decoder.keeps_weights
-    found = logits_of(decoder, text).float()
+    logits = logits_of(decoder, text).float()
     if dtype == torch.float32:
-        torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, own, rtol=1e-4, atol=1e-4)
     else:
         allowed = 2.0 * float((own - exact).square().mean().sqrt())
-        assert float((found - exact).square().mean().sqrt()) <= allowed
+        assert float((logits - exact).square().mean().sqrt()) <= allowed
 
 
 def test_without_torchscript_python_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +118,10 @@ def test_a_wrong_row_is_noticed_and_the_models_own_forward_taken(
         model = new_model(family, rope_parameters=SOON_GROWING)
     model.bfloat16().float()  # so that weights leave the modules, in 16 bits
     expected = transformers_ids(model, prompt_for(family), 20)
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: x.clone() for name, x in model.state_dict().items()}
     monkeypatch.setitem(families.FAMILIES, model.config.model_type, row)
     decoder = load_decoder(model)
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert isinstance(decoder.executor.model, StockModel)
     (notice,) = decoder.executor.notices
     assert model.config.model_type in notice
