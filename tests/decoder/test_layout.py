@@ -83,9 +83,6 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
     assert tuple(token.id for token in tokens) == text
     assert len(tokens) == len(nodes) + 1
     assert calls == [0, *(node + 1 for node in nodes)]
-    assert [token.source for token in tokens] == [
-        *(tree.sources[node] for node in nodes),
-        None,
-    ]
+    assert [token.source for token in tokens] == [*(tree.sources[node] for node in nodes), None]
     # It went on as long as any candidate did.
     assert not any(tuple(c[: len(text)]) == text for c in candidates)

@@ -9,14 +9,7 @@ import pytest
 from ladecli.decoder.step_cost import StepCost
 from ladecli.models.device import Rates
 from ladecli.models.memory import ModelSpec
-from ladecli.profiles.derive import (
-    CAPTURED,
-    LAUNCH,
-    READING,
-    derive,
-    fit_settings,
-    step_seconds,
-)
+from ladecli.profiles.derive import CAPTURED, LAUNCH, READING, derive, fit_settings, step_seconds
 from tests.support.profiles import shape
 
 GPU = Rates(1e12 / READING, 100e12, "a round figure")

@@ -48,8 +48,7 @@ def own_logits(model: Any, text: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "packed"),
-    [(torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)],
+    ("dtype", "packed"), [(torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 )
 @pytest.mark.parametrize("family", OWN)
 def test_logits_are_those_of_the_model(
