@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ladecli.decoder import layout as layouts
 from ladecli.decoder.layout import StepLayout, build_chunk
 from ladecli.decoder.tree import TokenTree
-from ladecli.decoder.window import LookaheadWindow, WindowBlock
 from tests.support.decoding import paths_of
 
 CANDIDATES = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=8)
@@ -23,13 +22,6 @@ def tree_of(candidates: list[list[int]], limit: int = 99) -> TokenTree:
     for number, candidate in enumerate(candidates):
         tree.add(candidate, f"source {number}", limit)
     return tree
-
-
-def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
-    window = LookaheadWindow(columns, ngram, [1])
-    for step in range(steps):
-        window.advance([step] * len(window.rows[-1]))
-    return window.block(41)
 
 
 @given(CANDIDATES, st.integers(0, 20))

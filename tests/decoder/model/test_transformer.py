@@ -29,7 +29,6 @@ from tests.support.models import OWN, model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 LLAMA = prompt_for("llama")
 
 
