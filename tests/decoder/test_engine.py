@@ -98,7 +98,7 @@ SAMPLINGS = [
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     prompt=st.lists(st.integers(0, 6), min_size=1, max_size=30),
     memory=st.integers(1, 4),

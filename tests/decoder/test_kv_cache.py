@@ -52,7 +52,7 @@ def contents(cache: KVCache, shapes: Sequence[LayerShape] = ALIKE) -> list[int]:
     return tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), shapes=st.sampled_from([ALIKE, VARIED]))
 def test_the_cache_is_a_list_of_tokens(data: st.DataObject, shapes: list[LayerShape]) -> None:
     cache, model, fresh = KVCache(shapes), list[int](), 0

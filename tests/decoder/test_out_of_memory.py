@@ -86,7 +86,7 @@ def test_the_next_text_has_wide_steps_again() -> None:
     assert max(step.width for step in steps_of(again)) > 9, "one bad moment is not for ever"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bad=st.lists(st.booleans(), max_size=40),
     forever=st.booleans(),
