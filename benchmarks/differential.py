@@ -4,25 +4,194 @@
     python benchmarks/differential.py --first 17 --models 1     # one model again
 
 Small random models in float32, with all kinds of rotary frequencies, sliding windows, penalties and
-stop strings, and texts that are broken off and continued; see `tests/support/differential.py`.
-The extra `test` is needed.  It exits with 1 if an answer differs.
+stop strings, and texts that are broken off and continued.  A number stands for a model and its
+cases, the same every time.  Answers are asked of `custom_generate`, of `ladecli.Model` and, for the
+first case of a model, of the command line.  The extra `test` is needed.  It exits with 1 if an
+answer differs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from common import argument_parser, print_head, print_row, save
+from transformers import StopStringCriteria
 
-from tests.support import differential
+import ladecli
+from ladecli.commands.cli import entry
+from tests.support.models import FAMILIES, new_model
+from tests.support.tokenizers import CORPUS, byte_level
+
+CHAINS = ("stablelm", "nemotron", "falcon", "bloom")
+NAMES = sorted({*FAMILIES, *CHAINS} - {"gpt2", "opt", "llama_dynamic", "phi3_long", "mistral_long"})
+ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+TURNS = 5
+"""Cases of a model: prompts, each with settings of its own."""
+ORIGINAL = 40
+"""Length from which on rotary frequencies are scaled: within most texts."""
+STOPS = ("D", "/", "t", "é", "at", " the", "\n", "a", "你")
+
+
+@dataclass
+class Outcome:
+    """What the cases of a model came to.
+
+    Attributes:
+        compared: answers.
+        faults: those that differ, in words.
+    """
+
+    number: int
+    family: str = ""
+    rope: str = "none"
+    compared: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def check(self, door: str, answer: list[int], expected: list[int]) -> None:
+        """Compare an answer with that of `generate`."""
+        self.compared += 1
+        if answer != expected:
+            pairs = enumerate(zip(answer, expected, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(answer), len(expected)))
+            self.faults.append(f"{door}: token {at} of {len(expected)}, {len(answer)} came")
+
+
+def run(number: int, folder: Path) -> Outcome:
+    """Run the cases of a model, which is saved in a folder."""
+    draw, tokenizer = Random(number), byte_level()
+    outcome = Outcome(number, NAMES[number % len(NAMES)])
+    model, outcome.rope = _model(outcome.family, draw)
+    config = model.generation_config
+    if draw.random() < 0.4:
+        config.repetition_penalty = draw.choice((0.9, 1.1, 1.5))
+    if draw.random() < 0.2:
+        config.no_repeat_ngram_size = draw.choice((2, 3))
+    config.eos_token_id = 0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    loaded = ladecli.load(folder, device="cpu", offline=True)
+    text = _text(draw)
+    for turn in range(TURNS):
+        stop = draw.sample(STOPS, draw.choice((1, 2))) if draw.random() < 0.4 else None
+        new, ids = draw.randint(1, 60), torch.tensor([tokenizer(text)["input_ids"]])
+        told: dict[str, Any] = {"max_new_tokens": new, "attention_mask": torch.ones_like(ids)}
+        told |= {"do_sample": False, "pad_token_id": 0}
+        # transformers hands no tokenizer to functions
+        own = told | {"stopping_criteria": [StopStringCriteria(tokenizer, stop)] if stop else None}
+        if stop:
+            told |= {"stop_strings": stop, "tokenizer": tokenizer}
+        expected = _generated(model, ids, **told)
+        own = _generated(model, ids, custom_generate=ladecli.lookahead, **own)
+        outcome.check("custom_generate", own, expected)
+        asked = {"max_new_tokens": new, "stop": stop or []}
+        events = loaded.stream(text, **asked)
+        for _ in range(draw.choice((0, 0, 3, 9))):
+            next(events, None)
+        events.close()  # type: ignore[attr-defined]
+        answer = [token for event in loaded.stream(text, **asked) for token in _ids(event)]
+        outcome.check("Model", answer, expected)
+        if turn == 0:
+            flags = [part for each in stop or () for part in ("--stop", each)]
+            outcome.check("lade generate", _by_command(folder, text, new, flags), expected)
+        text += tokenizer.decode(expected, skip_special_tokens=True) + _text(draw)[:20]
+        # Another conversation, for one: the shortest context is 160 tokens.
+        if draw.random() < 0.5 or len(tokenizer(text)["input_ids"]) > 2 * ORIGINAL:
+            text = _text(draw)
+    return outcome
+
+
+def _generated(model: Any, ids: torch.Tensor, **told: Any) -> list[int]:
+    model(ids[:, :1])  # dynamic frequencies remember the longest text until there is a short one
+    return list(model.generate(ids, **told)[0, ids.shape[1] :].tolist())
+
+
+def _ids(event: object) -> tuple[int, ...]:
+    return getattr(event, "token_ids", ())
+
+
+def _by_command(folder: Path, text: str, new: int, flags: list[str]) -> list[int]:
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    arguments = ["generate", str(folder), "-p", text, "-n", str(new), "--raw", "--json", *flags]
+    arguments += ["--no-stats", "--offline", "--device", "cpu"]
+    with mock.patch.object(sys, "stdout", out), mock.patch.object(sys, "stderr", err):
+        code = entry(arguments)
+    if code:
+        raise AssertionError(err.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    found = json.loads(out.buffer.getvalue())  # type: ignore[attr-defined]
+    return list(found["token_ids"])
+
+
+def _text(draw: Random) -> str:
+    words = [draw.choice(CORPUS + list("/DÜé你 \n")) for _ in range(draw.randint(1, 6))]
+    return "a" + " ".join(words)[draw.randint(0, 5) :]
+
+
+def _model(family: str, draw: Random) -> tuple[Any, str]:
+    """A model of a family with rotary frequencies of any kind, and the kind."""
+    vocabulary: dict[str, Any] = {"vocab_size": len(byte_level()), "eos_token_id": 0}
+    if family == "gemma4":
+        vocabulary["vocab_size_per_layer_input"] = len(byte_level())
+    if family == "falcon":
+        vocabulary["alibi"] = False
+    more: dict[str, Any] = {"max_position_embeddings": 512, **vocabulary}
+    kind = draw.choice(ROPES)
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": draw.choice((1e3, 1e4, 1e6))}
+    if kind != "default":
+        rope |= {"factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+    if kind == "longrope":
+        factors = [[draw.uniform(1, 6) for _ in range(4)] for _ in range(2)]
+        rope |= {"short_factor": factors[0], "long_factor": factors[1]}
+    if kind == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if kind in ("dynamic", "longrope"):
+        more["max_position_embeddings"] = ORIGINAL if kind == "dynamic" else 4 * ORIGINAL
+    scaled = more | {"rope_parameters": rope}
+    if "phi" in family and kind == "longrope":
+        scaled["original_max_position_embeddings"] = ORIGINAL
+    own = _rope_of(family)
+    if own is None or draw.random() < 0.2:
+        return new_model(family, **vocabulary), "its own"
+    try:
+        if isinstance(own.get("full_attention"), dict):
+            scaled["rope_parameters"] = own | {"full_attention": own["full_attention"] | rope}
+        else:
+            scaled["rope_parameters"] = {**own, **rope}
+        model = new_model(family, **scaled)
+        model(torch.tensor([[1, 2]]))
+    except Exception:  # parts of a head that such frequencies are not for
+        return new_model(family, **vocabulary), "its own"
+    return model, kind
+
+
+def _rope_of(family: str) -> dict[str, Any] | None:
+    config = new_model(family).config
+    parameters = getattr(config, "rope_parameters", None)
+    return dict(parameters) if isinstance(parameters, dict) and parameters else None
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings of transformers about configurations, and ours about settings."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def main() -> int:
@@ -36,8 +205,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         os.environ.update({f"XDG_{each}_HOME": place for each in ("CONFIG", "STATE", "CACHE")})
         for number in range(args.first, args.first + args.models):
-            with differential.quietly():
-                outcome = differential.run(number, Path(place) / "model")
+            with quietly():
+                outcome = run(number, Path(place) / "model")
             families.add(outcome.family)
             ropes[outcome.rope] += 1
             answers += outcome.compared
@@ -47,7 +216,7 @@ def main() -> int:
     found = {
         "first": args.first,
         "models": args.models,
-        "cases": args.models * differential.TURNS,
+        "cases": args.models * TURNS,
         "families": sorted(families),
         "ropes": dict(sorted(ropes.items())),
         "answers": answers,

@@ -19,6 +19,7 @@ from typing import Any
 # tests of tests/gpu, run alone.
 os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("LADE_TEST_GPU") == "1" else "1"
 
+import hypothesis
 import pytest
 import torch
 
@@ -37,6 +38,9 @@ from tests.support.processes import Result
 from tests.support.tokenizers import byte_level
 
 torch.set_num_threads(1)
+# On a busy machine an example may take any time.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 # A shell starts what it runs in the background deaf to Ctrl-C, which some tests press.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 WITH_GPU = os.environ["TRITON_INTERPRET"] == "0"

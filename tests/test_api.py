@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 import ladecli
 from ladecli.api import Model
 from ladecli.profiles import user
+from tests.support.hub import DEMO
 
 pytestmark = pytest.mark.slow
 
-DEMO = Path(ladecli.__file__).with_name("demo")
 HI = {"role": "user", "content": "hi"}
 
 
@@ -33,31 +33,24 @@ def demo() -> Model:
 def test_three_lines(demo: Model) -> None:
     text = demo.generate("def ", max_new_tokens=40)
     assert len(text) > 40
-    pieces = []
-    for event in demo.stream("def ", max_new_tokens=40):
-        if isinstance(event, ladecli.TextStep):
-            pieces += [piece.text for piece in event.pieces]
-        elif isinstance(event, ladecli.Ended):
-            assert event.figures is not None
-            assert event.figures["steps"] > 0
-            assert event.figures["seconds"].keys() == {"prefill", "decode"}
-            pieces.append(event.rest)
-            assert event.reason in ("length", "eos")
-    assert "".join(pieces) == text
+    *events, end = demo.stream("def ", max_new_tokens=40)
+    steps = [event for event in events if isinstance(event, ladecli.TextStep)]
+    assert end.figures["steps"] > 0
+    assert end.figures["seconds"].keys() == {"prefill", "decode"}
+    assert end.reason in ("length", "eos")
+    assert "".join(piece.text for step in steps for piece in step.pieces) + end.rest == text
 
 
 def test_all_strategies_say_the_same(demo: Model) -> None:
     def texts(**options: object) -> set[str]:
         return {
-            demo.generate("class Queue:\n", max_new_tokens=40, strategy=strategy, **options)
+            demo.generate("class Queue:\n", max_new_tokens=24, strategy=strategy, **options)
             for strategy in ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
         }
 
-    greedy = texts()
-    assert len(greedy) == 1
-    assert len(texts(temperature=0.9, seed=1)) == 1
     paper = ladecli.LookaheadConfig(7, 5, 7, sources=("trajectory",))
-    assert texts(lookahead=paper) == greedy
+    assert len(texts() | texts(lookahead=paper)) == 1
+    assert len(texts(temperature=0.9, seed=1)) == 1
 
 
 def test_drawn_tokens_follow_the_models_distribution(model_folder: str) -> None:
@@ -86,7 +79,7 @@ def test_drawn_tokens_follow_the_models_distribution(model_folder: str) -> None:
 
 
 def test_conversations_go_through_the_template(demo: Model) -> None:
-    answer = demo.generate([{"role": "user", "content": "What is lade?"}], max_new_tokens=100)
+    answer = demo.generate([{"role": "user", "content": "What is lade?"}], max_new_tokens=60)
     assert "lookahead" in answer
     assert "<|" not in answer
 
@@ -108,7 +101,6 @@ def test_stop_strings(demo: Model) -> None:
         ("def ", {"max_new_tokens": "3"}, TypeError, "max_new_tokens must be a whole number"),
         ("def ", {"stop": ["a", None]}, TypeError, "stop must be a list of texts, not "),
         ("def ", {"temperature": "hot"}, TypeError, "temperature must be a number, not 'hot'"),
-        ("def ", {"seed": 1.5}, TypeError, "seed must be a whole number, not 1.5"),
         ("def ", {"ignore_eos": "no"}, TypeError, "ignore_eos must be true or false, not 'no'"),
         ("def ", {"foo": 1}, TypeError, r"stream\(\) has no option 'foo'"),
         ("def ", {"draft_text": 5}, TypeError, "draft_text must be a text"),
@@ -116,12 +108,11 @@ def test_stop_strings(demo: Model) -> None:
         ([HI], {"chat_template": 5}, TypeError, "chat_template must be a name, not 5"),
         ([HI], {"template_args": [1]}, TypeError, "template_args must be a dict"),
         ([HI], {"template_args": {1: 2}}, TypeError, "the names in template_args must be a text"),
-        ([{"role": "user", "content": ["hi"]}], {}, TypeError, "; item 1 is "),
-        ([{"role": "user", "content": [{"type": "text"}]}], {}, TypeError, "; item 1 is "),
+        ([HI | {"content": ["hi"]}], {}, TypeError, "; item 1 is "),
+        ([HI | {"content": [{"type": "text"}]}], {}, TypeError, "; item 1 is "),
         (3, {}, TypeError, "a prompt is a text, or a list of messages"),
         ([1, 2], {}, TypeError, "; item 1 is 1"),
-        ([{"role": "user"}], {}, TypeError, "; item 1 is "),
-        ([{"role": "user", "content": "a"}, {"content": "a"}], {}, TypeError, "; item 2 is "),
+        ([HI, {"content": "a"}], {}, TypeError, "; item 2 is "),
     ],
 )
 def test_what_cannot_be_generated(
@@ -140,7 +131,6 @@ def test_what_cannot_be_generated(
         ({"profile": "x"}, ladecli.UsageError, "unknown profile"),
         ({"attention": "x"}, ladecli.UsageError, "unknown attention 'x'; use one of auto,"),
         ({"budget": 0}, ladecli.ConfigError, "budget"),
-        ({"budget": 2.5}, TypeError, "budget must be a whole number, not 2.5"),
         ({"budget": True}, TypeError, "budget must be a whole number, not True"),
         ({"sources": 5}, TypeError, "sources must be a text, not "),
         ({"adapter": 3}, TypeError, "adapter must be a list of texts, not 3"),
@@ -157,26 +147,25 @@ def test_what_cannot_be_loaded(
 
 def test_numbers_of_numpy(demo: Model) -> None:
     plain = demo.generate("def ", max_new_tokens=9, temperature=1, seed=3)
-    given = {"temperature": np.float32(1), "seed": np.int64(3)}
-    assert demo.generate("def ", max_new_tokens=np.int32(9), **given) == plain
+    numbers = {"temperature": np.float32(1), "seed": np.int64(3)}
+    assert demo.generate("def ", max_new_tokens=np.int32(9), **numbers) == plain
 
 
 def test_a_template_has_the_variables_of_each_call(demo: Model, tmp_path: Path) -> None:
-    path, given = tmp_path / "a.jinja", {"on": {"really": True}}
+    path, variables = tmp_path / "a.jinja", {"on": {"really": True}}
     path.write_text("<|bos|>{{ messages[0].content }} {{ on.really is true }} {{ on.really }}")
-    asked = [{"role": "user", "content": ({"type": "text", "text": "So?"},)}]
+    message = {"role": "user", "content": ({"type": "text", "text": "So?"},)}
+    options = {"chat_template": path, "template_args": variables, "max_new_tokens": 3}
     for value in (True, False, 0, True, 1):
-        given["on"]["really"] = value
-        options = {"chat_template": path, "template_args": given, "max_new_tokens": 3}
-        assert demo.generate(asked, **options) == demo.generate(
-            f"So? {value is True} {value}", max_new_tokens=3
-        )
+        variables["on"]["really"] = value
+        plain = demo.generate(f"So? {value is True} {value}", max_new_tokens=3)
+        assert demo.generate([message], **options) == plain
 
 
 def test_all_errors_have_one_base_and_a_model_says_what_it_is(demo: Model) -> None:
     errors = [getattr(ladecli, name) for name in ladecli.__all__ if name.endswith("Error")]
     assert len(errors) > 6
-    assert all(issubclass(each, ladecli.Error) for each in errors)
+    assert all(issubclass(error, ladecli.Error) for error in errors)
     assert repr(demo) == "<ladecli.Model demo on cpu in float32>"
 
 
@@ -212,38 +201,38 @@ def test_the_demo_is_small_and_complete() -> None:
 
 
 def test_a_session_keeps_what_it_learned_or_was_handed_over(demo: Model) -> None:
-    def decoded(**options: object) -> tuple[str, int]:
-        events = list(demo.stream("class Stack:\n", max_new_tokens=60, **options))
-        found = [event for event in events if isinstance(event, ladecli.TextStep)]
-        return "".join(piece.text for step in found for piece in step.pieces), len(found)
+    def decode(**options: object) -> tuple[str, int]:
+        events = demo.stream("class Stack:\n", max_new_tokens=60, **options)
+        steps = [event for event in events if isinstance(event, ladecli.TextStep)]
+        return "".join(piece.text for step in steps for piece in step.pieces), len(steps)
 
     demo.session.start_over()
-    text, steps = decoded()
-    again = decoded()
+    text, steps = decode()
+    again = decode()
     assert (again[0], again[1] < steps) == (text, True)
     demo.session.start_over()
-    known = decoded(draft_text=text)
+    known = decode(draft_text=text)
     assert (known[0], known[1] < steps) == (text, True)
     # What was forgotten since is learned anew.
     demo.session.start_over()
     other = range(300, 2300)
     for first in range(70):
         demo.session.drafts.learn_text([*other[first:], *other[:first]])
-    assert decoded(draft_text=text)[1] <= known[1]
+    assert decode(draft_text=text)[1] <= known[1]
     # An editor hands over version after version: the newest are known, even after a new start.
     for version in range(12):
-        decoded(draft_text=f"{text * 150}# {version}")
+        decode(draft_text=f"{text * 150}# {version}")
     demo.session.start_over()
     assert len(demo.session.drafts.context.corpus) < 1 << 17
-    assert decoded()[1] < steps
+    assert decode()[1] < steps
     # Threads wait until a step is over.
-    handed_over = threading.Thread(target=demo.session.add_draft_text, args=("def f():",))
+    thread = threading.Thread(target=demo.session.add_draft_text, args=("def f():",))
     with demo.session.decoder.lock:
-        handed_over.start()
-        handed_over.join(0.1)
-        assert handed_over.is_alive()
-    handed_over.join()
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    thread.join()
     half_updated = demo.session.drafts
     half_updated.broken = True  # Ctrl-C in the middle of an update
-    assert decoded()[1] < steps
+    assert decode()[1] < steps
     assert demo.session.drafts is not half_updated

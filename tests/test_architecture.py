@@ -8,7 +8,6 @@ import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support import new_python
 
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+DECODER = [path for path in FILES if path.is_relative_to(ROOT / "decoder")]
 HEAVY = ("torch", "transformers")
 INTERFACE = ("rich", "typer", "click", "prompt_toolkit", "platformdirs")
 MAY_USE_TORCH = (*("decoder", "models"), *("custom_generate.py", "generation_config.py"))
@@ -41,43 +41,42 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Absolute names of all modules that a file imports, wherever in the file."""
-    package = ["ladecli", *path.relative_to(ROOT).parts[:-1]]
-    for node in ast.walk(tree_of(path)):
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree_of(path))]
+
+
+@functools.cache
+def imports_of(path: Path) -> list[str]:
+    """Return the absolute names of all modules that a file imports, wherever in the file."""
+    package, names = ["ladecli", *path.relative_to(ROOT).parts[:-1]], list[str]()
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])
-            yield name
-            yield from (f"{name}.{alias.name}" for alias in node.names)
+            names += [name, *(f"{name}.{alias.name}" for alias in node.names)]
+    return names
 
 
-def decoder_files() -> list[Path]:
-    return [path for path in FILES if path.is_relative_to(ROOT / "decoder")]
+def calls_of(path: Path) -> set[str]:
+    """Return the names of all functions that a file calls by a bare name."""
+    calls = (node.func for node in nodes_of(path) if isinstance(node, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
-@pytest.mark.parametrize("path", decoder_files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_decoder_knows_only_itself_and_tensors(path: Path) -> None:
-    for name in imports_of(path):
-        if name.startswith("ladecli"):
-            assert name.startswith("ladecli.decoder"), f"{path.name} imports {name}"
-        assert name.split(".")[0] not in INTERFACE
-    called = {
-        n.func.id
-        for n in ast.walk(tree_of(path))
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
-    }
-    assert not called & {"print", "input", "open"}
-
-
-def test_the_core_of_the_decoder_knows_no_backend() -> None:
-    """The core needs nothing that is there for speed, other forwards or several processes."""
+def test_the_decoder_knows_only_itself_and_tensors() -> None:
+    """Its core needs nothing that is there for speed, other forwards or several processes."""
     beside = ("ladecli.decoder.backends", "ladecli.decoder.ranks")
-    for path in decoder_files():
+    for path in DECODER:
+        names = imports_of(path)
+        own = [name for name in names if name.startswith("ladecli")]
+        assert all(name.startswith("ladecli.decoder") for name in own), path
+        assert not {name.split(".")[0] for name in names} & {*INTERFACE}, path
+        assert not calls_of(path) & {"print", "input", "open"}, path
         if path.relative_to(ROOT).parts[1] not in ("backends", "ranks"):
-            assert not [name for name in imports_of(path) if name.startswith(beside)], path
+            assert not [name for name in names if name.startswith(beside)], path
 
 
 def test_only_the_decoder_and_models_import_torch() -> None:
@@ -88,25 +87,24 @@ def test_only_the_decoder_and_models_import_torch() -> None:
 
 
 def module_of(path: Path) -> str:
-    """The name under which a file is imported."""
+    """Return the name under which a file is imported."""
     parts = ["ladecli", *path.relative_to(ROOT).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def files_behind(path: Path) -> set[str]:
-    """The modules of ours that a file imports: inside functions and for types alone, too."""
-    modules = {module_of(each) for each in FILES}
-    names = set(imports_of(path))
-    found = names & modules
+    """Return the modules of ours that a file imports: inside functions and for types alone, too."""
+    names, modules = {*imports_of(path)}, {*map(module_of, FILES)}
+    behind = names & modules
     # `from . import x` of a file x knows x, and not what else the package says.
-    for package in {name.rpartition(".")[0] for name in found}:
+    for package in {name.rpartition(".")[0] for name in behind}:
         if all(name in modules for name in names if name.rpartition(".")[0] == package):
-            found.discard(package)
-    return found
+            behind.discard(package)
+    return behind - {module_of(path)}
 
 
 def test_no_imports_go_in_circles() -> None:
-    graph = {module_of(path): files_behind(path) - {module_of(path)} for path in FILES}
+    graph = {module_of(path): files_behind(path) for path in FILES}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -119,41 +117,29 @@ def test_importing_the_interface_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def attribute_users(name: str, but_of: str = "") -> set[str]:
-    """Files that use an attribute of this name, but of one class."""
+def users_of(attribute: str, but_of: str = "") -> set[str]:
+    """Return the files that use an attribute of this name, but of one class."""
     return {
         str(path.relative_to(ROOT))
         for path in FILES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
-        and node.attr == name
+        and node.attr == attribute
         and not (but_of and ast.unparse(node.value).endswith(but_of))
     }
 
 
-def test_models_are_loaded_in_one_file() -> None:
-    assert attribute_users("from_pretrained", but_of="AutoConfig") == {"models/load.py"}
-
-
-def test_one_loop_decodes() -> None:
-    assert attribute_users("propose") == {"decoder/engine.py"}
-    assert attribute_users("observe") == {"decoder/engine.py"}
-
-
-def test_one_file_lays_steps_out() -> None:
-    makers = {
-        str(path.relative_to(ROOT))
-        for path in FILES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "StepLayout"
-    }
-    assert makers == {"decoder/layout.py"}
+def test_what_happens_in_one_file() -> None:
+    """Models are loaded, steps decoded and laid out in one file each."""
+    assert users_of("from_pretrained", but_of="AutoConfig") == {"models/load.py"}
+    assert users_of("propose") == users_of("observe") == {"decoder/engine.py"}
+    assert [path for path in FILES if "StepLayout" in calls_of(path)] == [
+        ROOT / "decoder/layout.py"
+    ]
 
 
 def test_the_decoders_map_imports_nothing() -> None:
-    assert list(imports_of(ROOT / "decoder" / "__init__.py")) == []
+    assert imports_of(ROOT / "decoder" / "__init__.py") == []
 
 
 @pytest.mark.slow
@@ -183,20 +169,17 @@ def test_what_decoding_on_a_cpu_brings_along(capfd: pytest.CaptureFixture[str]) 
         assert int(turns[0]) <= 10_000
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_modules_of_a_model_are_not_rewired(path: Path) -> None:
+def test_modules_of_a_model_are_not_rewired() -> None:
     """The decoder has a forward of its own; it puts nothing into transformers' modules."""
-    text = path.read_text(encoding="utf-8")
-    tricks = [
-        *(".forward = ", "FunctionType(", "MethodType", "weakref.", "data_ptr"),
-        *("__globals__", "threading.local"),
-    ]
-    assert not [trick for trick in tricks if trick in text]
+    tricks = [".forward = ", "FunctionType(", "MethodType", "weakref.", "data_ptr"]
+    tricks += ["__globals__", "threading.local"]
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert not [trick for trick in tricks if trick in text], path
 
 
 def test_every_module_says_what_it_is() -> None:
-    for path in FILES:
-        assert ast.get_docstring(tree_of(path)), f"{path.relative_to(ROOT)} has no docstring"
+    assert all(ast.get_docstring(tree_of(path)) for path in FILES)
 
 
 def test_public_names() -> None:

@@ -6,26 +6,29 @@ import dataclasses
 import functools
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    StopStringCriteria,
     SuppressTokensLogitsProcessor,
 )
 
+import ladecli
 from ladecli.decoder.backends.transformers_forward import StockModel
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.model.transformer import Transformer
-from tests.support import differential
-from tests.support.decoding import PAPER, decoder_of, ids_of, run, transformers_ids, use
-from tests.support.models import FAMILIES, OWN, model_of, prompt_for
-
-pytestmark = pytest.mark.slow
+from tests.support.decoding import PAPER, decoder_of, ids_of, run, text_ids, transformers_ids, use
+from tests.support.models import FAMILIES, LONG_ROPE, OWN, model_of, prompt_for, saved
+from tests.support.tokenizers import byte_level
 
 ALL = LookaheadConfig(5, 4, 5)
 GREEDY = SamplingConfig()
@@ -35,19 +38,19 @@ MIXED = dataclasses.replace(SAMPLED, repetition_penalty=1.2)
 LLAMA = prompt_for("llama")
 
 
-loaded = functools.cache(decoder_of)
+shared_decoder = functools.cache(decoder_of)
 
 
 def fresh(family: str) -> Decoder:
-    """A decoder that tests share, without what it keeps of earlier texts."""
-    decoder = loaded(family)
+    """Return a decoder that tests share, without what it keeps of earlier texts."""
+    decoder = shared_decoder(family)
     decoder.forget()
     return decoder
 
 
 @functools.cache
 def theirs(family: str) -> list[int]:
-    """The greedy text of transformers, across every boundary that `families` has."""
+    """Return the greedy text of transformers, across every boundary that `families` has."""
     prompt = prompt_for(family)
     room = model_of(family).config.max_position_embeddings - len(prompt)
     return transformers_ids(model_of(family), prompt, min(32, room))
@@ -55,14 +58,17 @@ def theirs(family: str) -> list[int]:
 
 @functools.cache
 def plain(prompt: tuple[int, ...], sampling: SamplingConfig = GREEDY) -> list[int]:
-    """The text of plain decoding with Llama."""
+    """Return the text of plain decoding with Llama."""
     return ids_of(run(fresh("llama"), prompt, sampling=sampling))
 
 
-# Families.
+FAST = ("llama", "mistral", "gemma2", "qwen3", "phi3_long", "gpt2")
+"""Families whose texts are checked when tests marked slow are left out, too."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in FAMILIES]
+)
 def test_texts_are_those_of_transformers(family: str) -> None:
     expected = theirs(family)
     assert len(set(expected)) > 5, "a text that repeats itself proves little"
@@ -81,9 +87,6 @@ def test_texts_are_those_of_transformers(family: str) -> None:
         decoder.forget()
         events = run(decoder, prompt_for(family), strategy, config, limits=limits)
         assert ids_of(events) == expected, (attention, strategy)
-
-
-# Sampling and processors.
 
 
 CHANGES: dict[str, tuple[SamplingConfig, list[LogitsProcessor]]] = {
@@ -108,14 +111,11 @@ def test_penalties_and_processors_equal_transformers(name: str) -> None:
     for strategy in STRATEGIES:
         answer = functools.partial(run, decoder, LLAMA, strategy, limits=Limits(32))
         assert ids_of(answer(sampling=sampling, processors=processors)) == expected
-        events = answer(sampling=MIXED, processors=processors)
-        drawn.append(ids_of(events))
+        drawn.append(ids_of(answer(sampling=MIXED, processors=processors)))
     assert drawn == [drawn[0]] * len(STRATEGIES)
 
 
-# Texts: chunks, boundaries, and what earlier texts left behind.
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "phi3_long", "llama_dynamic"])
 def test_long_prompts_in_chunks(family: str) -> None:
     prompt = prompt_for(family, min(60, fresh(family).max_context - 20))
@@ -127,6 +127,7 @@ def test_long_prompts_in_chunks(family: str) -> None:
         assert ids_of(run(decoder, prompt, limits=Limits(15))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [36, 39, 40, 41, 42])
 @pytest.mark.parametrize("family", ["phi3_long", "mistral_long", "llama_dynamic"])
 def test_prompts_on_both_sides_of_a_rope_boundary(family: str, length: int) -> None:
@@ -142,6 +143,7 @@ def test_prompts_on_both_sides_of_a_rope_boundary(family: str, length: int) -> N
         assert ids_of(run(decoder, prompt, strategy, limits=Limits(20))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sources", "sampling"), [(PAPER.sources, GREEDY), (SOURCES, SAMPLED)], ids=["paper", "all"]
 )
@@ -162,8 +164,35 @@ def test_drafts_of_earlier_texts_change_no_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [17, 33])
-def test_every_entry_point_gives_the_text_of_generate(number: int, tmp_path: Path) -> None:
-    with differential.quietly():
-        outcome = differential.run(number, tmp_path)
-    assert not outcome.faults, (outcome.family, outcome.rope)
+@pytest.mark.parametrize("family", ["olmo2", "gpt_oss"])
+def test_every_entry_point_gives_the_text_of_generate(
+    family: str, lade: Any, tmp_path: Path
+) -> None:
+    """Across the length from which rotary frequencies are others, up to a stop string and from a
+    text that was broken off; `benchmarks/differential.py` asks random models more."""
+    tokenizer = byte_level()
+    changes = {"vocab_size": len(tokenizer), "eos_token_id": 0, "max_position_embeddings": 160}
+    folder = saved(tmp_path, family, rope_parameters=LONG_ROPE, **changes)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    loaded, text = ladecli.load(folder), "a cat sat on the mat"
+    for penalty in (1.0, 1.2):
+        model.generation_config.repetition_penalty = penalty
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        settings = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+        whole = model.generate(ids, **settings)[0, ids.shape[1] :].tolist()
+        stop = tokenizer.decode(whole[20:22])
+        settings["stopping_criteria"] = [StopStringCriteria(tokenizer, [stop])]
+        expected, own = (
+            model.generate(ids, custom_generate=function, **settings)[0, ids.shape[1] :].tolist()
+            for function in (None, ladecli.lookahead)
+        )
+        assert own == expected
+        options = {"max_new_tokens": 40, "stop": stop, "repetition_penalty": penalty}
+        events = loaded.stream(text, **options)
+        next(events)
+        events.close()
+        assert text_ids(loaded.stream(text, **options)) == expected
+        flags = ("-n", "40", "--raw", "--json", "-q", "--stop", stop, "--repetition-penalty")
+        answer = lade("generate", folder, "-p", text, *flags, str(penalty))
+        assert answer.json()["token_ids"] == expected
+        text += tokenizer.decode(expected)

@@ -77,8 +77,6 @@ def test_the_budget_is_rounded_down_to_a_width() -> None:
     assert {count: captured_width(count) for count in widths} == widths
 
 
-# What a step costs.
-
 TABLE = StepCost((1, 2, 4), (0, 1000), ((1.0, 1.5, 2.5), (1.0, 2.0, 4.0)))
 
 

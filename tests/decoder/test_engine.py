@@ -22,7 +22,7 @@ from ladecli.decoder.executor import Executor
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 from tests.support.decoding import ids_of, reason_of, run, steps_of, transformers_ids
-from tests.support.graphs import Again
+from tests.support.device import Again
 from tests.support.models import new_model, prompt_for
 from tests.support.oracle import (
     Captured,
@@ -35,12 +35,8 @@ from tests.support.oracle import (
     watch,
 )
 
-pytestmark = pytest.mark.slow
-
 SMALL = LookaheadConfig(4, 4, 4)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-
-
 TEXT = [*PROMPT, *ids_of(run(scrambled(), PROMPT, limits=Limits(80)))]
 EXECUTORS = pytest.mark.parametrize("kind", [Executor, Captured])
 
@@ -51,18 +47,14 @@ def follow(generation: Iterator[Event], text: list[int]) -> None:
         text += [token.id for token in getattr(event, "tokens", ())]
 
 
-def pool(ngram: int) -> LookaheadConfig:
-    """The paper's algorithm with room for n-grams that mix tokens from before they were known."""
-    return LookaheadConfig(window=3, ngram=ngram, guesses=20, sources=("trajectory",))
-
-
-# What drafts yield.
-
-
 @pytest.mark.parametrize("ngram", [2, 3, 4, 6])
 def test_a_fully_matched_ngram_yields_n_tokens(ngram: int) -> None:
-    """Once the pool has an n-gram for every token of the circle, each step yields N."""
-    events = run(oracle(counts), [10, 11, 12], "lookahead", pool(ngram), limits=Limits(300))
+    """Once the pool has an n-gram for every token of the circle, each step yields N.
+
+    It also has room for n-grams that mix tokens from before they were known.
+    """
+    paper = LookaheadConfig(window=3, ngram=ngram, guesses=20, sources=("trajectory",))
+    events = run(oracle(counts), [10, 11, 12], "lookahead", paper, limits=Limits(300))
     assert ids_of(events) == [10 + i % 20 for i in range(3, 303)]
     yields = [len(step.tokens) for step in steps_of(events)]
     assert yields[: ngram - 1] == [1] * (ngram - 1), "no n-gram is closed before the window fills"
@@ -105,7 +97,8 @@ SAMPLINGS = [
 """Of the logits of an oracle, 0 and 1, these draw what the rule says nine times out of ten."""
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(
     prompt=st.lists(st.integers(0, 6), min_size=1, max_size=30),
     memory=st.integers(1, 4),
@@ -131,9 +124,6 @@ def test_strategies_yield_what_plain_decoding_yields(
             assert not config.widths or widths <= {*config.widths}
 
 
-# Events.
-
-
 def test_a_long_prompt_is_read_in_chunks() -> None:
     decoder = scrambled(chunk=4)
     events = run(decoder, PROMPT, limits=Limits(2))
@@ -144,44 +134,38 @@ def test_a_long_prompt_is_read_in_chunks() -> None:
 
 
 @pytest.mark.parametrize("sources", [("trajectory",), SOURCES])
-def test_a_step_shows_what_it_tried_where_that_is_wanted(sources: tuple[str, ...]) -> None:
+def test_a_step_shows_what_it_tried(sources: tuple[str, ...]) -> None:
     config = LookaheadConfig(window=3, ngram=4, guesses=20, sources=sources)
     plain, watched = (
         steps_of(run(oracle(counts), [10, 11], "lookahead", config, detailed=detailed))
         for detailed in (False, True)
     )
     assert [step.tokens for step in plain] == [step.tokens for step in watched]
-    text, found = [10, 11], []
+    text, ngrams = [10, 11], []
     for step in watched:
         detail = step.detail
         assert detail is not None
         assert detail.current == text[-1]
         text += [token.id for token in step.tokens]
         assert len(detail.tree) == len(detail.parents) == len(detail.sources) == step.proposed
-        path = [detail.tree[node] for node in detail.accepted]
-        sources = [detail.sources[node] for node in detail.accepted]
-        accepted = step.tokens[: len(path)]
-        assert [*zip(path, sources, strict=True)] == [(each.id, each.source) for each in accepted]
+        path = [(detail.tree[node], detail.sources[node]) for node in detail.accepted]
+        assert path == [(token.id, token.source) for token in step.tokens[: len(path)]]
         parents = [detail.parents[node] for node in detail.accepted]
         assert parents == [-1, *detail.accepted][: len(parents)]
         if detail.window:
             assert detail.window[0][0] == detail.current
             assert len(detail.outputs) == len(detail.window[-1])
-        found += detail.ngrams
-    assert found
+        ngrams += detail.ngrams
+    assert ngrams
     # The oracle looks at the last token alone: what follows in an n-gram follows in the text.
-    assert all(len(ngram) == 4 and ngram[-1] == counts(ngram[-2:-1]) for ngram in found)
-
-
-# Where a generation ends.
+    assert all(len(ngram) == 4 and ngram[-1] == counts(ngram[-2:-1]) for ngram in ngrams)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 17, 500, None])
+@pytest.mark.parametrize("limit", [1, 2, 5, 17, 500, None])
 def test_length_and_context_are_exact(strategy: str, limit: int | None) -> None:
-    events = run(
-        oracle(spells([10] * 99), context=40), [10] * 8, strategy, SMALL, None, Limits(limit)
-    )
+    decoder = oracle(spells([10] * 99), context=40)
+    events = run(decoder, [10] * 8, strategy, SMALL, limits=Limits(limit))
     count, reason = (limit, "length") if limit and limit < 32 else (32, "context")
     assert (ids_of(events), reason_of(events)) == ([10] * count, reason)
 
@@ -193,7 +177,7 @@ def test_without_a_token_to_generate_there_is_no_forward() -> None:
         Limits(-3)
 
 
-@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("at", [1, 2, 3, 8])
 def test_stops_within_a_multi_token_acceptance(at: int) -> None:
     text = [*range(10, 20)] * 9
     limits = Limits(50, stop_ids=frozenset({text[10 + at - 1], 99}))
@@ -201,38 +185,34 @@ def test_stops_within_a_multi_token_acceptance(at: int) -> None:
     assert ids_of(events) == text[10 : 10 + at]
     assert reason_of(events) == "eos"
 
-    asked: list[int] = []
+    calls: list[int] = []
 
     def should_stop(token: int) -> bool:
-        asked.append(token)
-        return len(asked) == at
+        calls.append(token)
+        return len(calls) == at
 
     decoder, events = oracle(spells(text)), list[Event]()
     strategy, limits = make_strategy("prompt-lookup", SMALL), Limits(50, should_stop=should_stop)
     for event in decoder.generate(text[:10], strategy, None, limits):
         events.append(event)
-        assert cached_ids(decoder) == text[: 9 + len(ids_of(events))] or not asked
-    assert ids_of(events) == asked == text[10 : 10 + at], "no token after the stop is seen"
+        assert cached_ids(decoder) == text[: 9 + len(ids_of(events))] or not calls
+    assert ids_of(events) == calls == text[10 : 10 + at], "no token after the stop is seen"
     assert reason_of(events) == "stop"
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([], "the prompt is empty"),
-        ([1] * 40, "the prompt has 40 tokens and the context holds 40, which leaves no room"),
-        ([1, 100], "the prompt holds token 100, and the model knows the ids 0 to 99"),
-        ([-1], "the prompt holds token -1, and the model knows the ids 0 to 99"),
+        ([], "is empty"),
+        ([1] * 40, "has 40 tokens and the context holds 40"),
+        ([1, 100], "token 100, and the model knows the ids 0 to 99"),
+        ([-1], "token -1"),
     ],
 )
 def test_prompts_that_cannot_be_decoded(prompt: list[int], message: str) -> None:
     """They are refused when `generate` is called, not when the first event is asked for."""
-    decoder = oracle(spells([1] * 50), context=40)
     with pytest.raises(PromptError, match=message):
-        decoder.generate(prompt, make_strategy("autoregressive", SMALL))
-
-
-# The cache: valid at every yield, and whoever comes next may reuse it.
+        oracle(counts, context=40).generate(prompt, make_strategy("autoregressive", SMALL))
 
 
 def raises_at(call: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[..., Any]:
@@ -248,26 +228,26 @@ def raises_at(call: int, error: type[BaseException] = KeyboardInterrupt) -> Call
 
 
 @EXECUTORS
-@pytest.mark.parametrize("where", ["forward", "processor", "stop", "observe"])
+@pytest.mark.parametrize("place", ["forward", "processor", "stop", "observe"])
 @pytest.mark.parametrize("call", [1, 2, 3, 9])
-def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, kind: type[Executor]) -> None:
+def test_an_interrupt_leaves_a_valid_cache(place: str, call: int, kind: type[Executor]) -> None:
+    """It is valid at every yield, and whoever comes next may reuse it."""
     decoder, interrupt = scrambled(chunk=4, kind=kind), raises_at(call)
-    limits = Limits(60, should_stop=lambda token: bool(where == "stop" and interrupt(0)))
-    strategy = make_strategy("lookahead", SMALL)
-    if where == "forward":
+    limits = Limits(60, should_stop=lambda token: bool(place == "stop" and interrupt(0)))
+    strategy, text = make_strategy("lookahead", SMALL), list(PROMPT)
+    if place == "forward":
         watch(decoder, interrupt)
-    if where == "observe":
+    if place == "observe":
         observe = strategy.observe
         strategy.observe = lambda *args: interrupt(observe(*args))
-    processors = [interrupt] if where == "processor" else []
-    text = list(PROMPT)
+    processors = [interrupt] if place == "processor" else []
     with pytest.raises(KeyboardInterrupt):
         follow(decoder.generate(PROMPT, strategy, None, limits, processors), text)
     cached = cached_ids(decoder)
     assert cached == TEXT[: len(cached)]
     assert len(cached) >= len(text) - 1 or len(text) == len(PROMPT)
     # Only a step that was committed may be cached and not yet seen.
-    assert len(cached) < len(text) or kind is Captured or where == "observe"
+    assert len(cached) < len(text) or kind is Captured or place == "observe"
     again = ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=Limits(80)))
     assert [*PROMPT, *again] == TEXT
 
@@ -289,7 +269,7 @@ def test_a_generation_reports_first_what_it_need_not_read() -> None:
     assert first[0] == Started(cached=0, total=3)
     text = [10, 11, 12, *ids_of(first)]
     assert run(decoder, [*text, 7], limits=Limits(2))[0] == Started(len(text) - 1, len(text) + 1)
-    # The current token is always fed, also where all of the text is known.
+    # The current token is always fed, also when all of the text is known.
     assert run(decoder, text[:4], limits=Limits(2))[0] == Started(cached=3, total=4)
     assert run(decoder, [10, 9], limits=Limits(2))[0] == Started(cached=1, total=2)
     kinds = [type(event) for event in run(decoder, [8, 9], limits=Limits(2))]
@@ -304,7 +284,6 @@ def started(decoder: Decoder, prompt: list[int], events: int = 4) -> Generator[E
     return generation
 
 
-@pytest.mark.timeout(60)
 def test_one_that_was_left_may_be_freed_in_a_step_of_another() -> None:
     decoder = scrambled()
     left: list[Any] = [started(decoder, PROMPT)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import mmap
 import os
 import warnings
 from collections.abc import Sequence
@@ -17,15 +15,13 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
+from tests.support.memory import limit_pages
 
 CPU = torch.device("cpu")
-ALIKE = [LayerShape(2, 3, 3, torch.float32, CPU)] * 2
-VARIED = [
-    LayerShape(2, 3, 3, torch.float32, CPU),
-    LayerShape(1, 4, 2, torch.float32, CPU),
-    LayerShape(2, 3, 3, torch.float32, CPU),
-    LayerShape(1, 2, 4, torch.float64, CPU),
-]
+SHAPE = LayerShape(2, 3, 3, torch.float32, CPU)
+ALIKE = [SHAPE, SHAPE]
+OTHERS = [LayerShape(1, 4, 2, torch.float32, CPU), LayerShape(1, 2, 4, torch.float64, CPU)]
+VARIED = [SHAPE, OTHERS[0], SHAPE, OTHERS[1]]
 
 
 @torch.inference_mode()
@@ -44,19 +40,19 @@ def write(cache: KVCache, tokens: Sequence[int], shapes: Sequence[LayerShape] = 
 
 
 def contents(cache: KVCache, shapes: Sequence[LayerShape] = ALIKE) -> list[int]:
-    """The committed tokens, after a look at all numbers of all layers."""
+    """Return the committed tokens, after a look at all numbers of all layers."""
     if not cache.length:
         return []
     tokens = [round(float(x)) for x in cache.layer(0)[0][0, : cache.length, 0]]
     for layer in range(len(shapes)):
-        keys, values = (each[:, : cache.length] for each in cache.layer(layer))
+        keys, values = (part[:, : cache.length] for part in cache.layer(layer))
         column = torch.tensor(tokens, dtype=keys.dtype)[None, :, None] + layer
         assert torch.equal(keys, column.expand_as(keys))
         assert torch.equal(values, -column.expand_as(values))
     return tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), shapes=st.sampled_from([ALIKE, VARIED]))
 def test_the_cache_is_a_list_of_tokens(data: st.DataObject, shapes: list[LayerShape]) -> None:
     cache, model, fresh = KVCache(shapes), list[int](), 0
@@ -109,9 +105,6 @@ def test_addresses_stay_until_the_generation_changes() -> None:
     assert cache.slots == 0
 
 
-# Growth.
-
-
 def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
     """Grown from nearly all slots to all, the two caches would take twice the memory."""
     for most in range(GROWTH, 30 * GROWTH, 500):
@@ -145,17 +138,13 @@ def test_a_child_does_not_write_into_its_parents_cache() -> None:
 @pytest.mark.parametrize("most", [4, 3, 2])
 def test_growth_makes_do_with_what_memory_has(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the slots, else as many as are needed, else nothing changes."""
-    cache, text, pages = KVCache(ALIKE), [*range(GROWTH + 1)], mmap.mmap
+    cache, text = KVCache(ALIKE), [*range(GROWTH + 1)]
     write(cache, text)
     cache.keep(range(len(text)))
     assert cache.slots == 2 * GROWTH
 
-    def limited(place: int, size: int, **options: int) -> mmap.mmap:
-        if size > most * GROWTH * sum(tensor[:, :, 0].nbytes for tensor in cache.tensors):
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return pages(place, size, **options)
-
-    monkeypatch.setattr(mmap, "mmap", limited)
+    slot = sum(tensor[:, :, 0].nbytes for tensor in cache.tensors)
+    limit_pages(monkeypatch, lambda size: size <= most * GROWTH * slot)
     generation = cache.allocation
     with pytest.raises(MemoryError) if most == 2 else contextlib.nullcontext():
         cache.reserve(2 * GROWTH + 1)

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder import layout as layouts
-from ladecli.decoder.layout import StepLayout, build, build_chunk
-from ladecli.decoder.strategy import Draft
+from ladecli.decoder.layout import StepLayout, build_chunk
 from ladecli.decoder.tree import TokenTree
-from ladecli.decoder.window import LookaheadWindow, WindowBlock
 from tests.support.decoding import paths_of
 
 CANDIDATES = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=8)
@@ -24,16 +22,6 @@ def tree_of(candidates: list[list[int]], limit: int = 99) -> TokenTree:
     for number, candidate in enumerate(candidates):
         tree.add(candidate, f"source {number}", limit)
     return tree
-
-
-def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
-    window = LookaheadWindow(columns, ngram, [1])
-    for step in range(steps):
-        window.advance([step] * len(window.rows[-1]))
-    return window.block(41)
-
-
-# Trees.
 
 
 @given(CANDIDATES, st.integers(0, 20))
@@ -52,57 +40,9 @@ def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) 
         assert tree.child(node, 77) is None
 
 
-# Steps.
-
-
 def dense(step: StepLayout) -> list[set[int]]:
     """Which tokens of the step each token sees."""
     return [{*np.flatnonzero(row).tolist()} for row in layouts.dense(step.rows)]
-
-
-@given(
-    candidates=CANDIDATES,
-    pending=st.integers(1, 5),
-    position=st.integers(0, 50),
-    window=st.none() | st.tuples(st.integers(1, 4), st.integers(2, 5), st.integers(0, 6)),
-    width=st.integers(1, 140),
-)
-def test_a_step_against_its_definition(
-    candidates: list[list[int]],
-    pending: int,
-    position: int,
-    window: tuple[int, int, int] | None,
-    width: int,
-) -> None:
-    tree, block = tree_of(candidates), window_of(*window) if window else None
-    draft = Draft(tree, block, width)
-    step = build([*range(100, 100 + pending)], position, draft)
-    cells = block.tokens if block else []
-    content = pending + len(tree) + len(cells)
-    count = max(content, width)
-    current = position + pending - 1
-    assert step.pending == pending
-    assert step.tokens[:content] == [*range(100, 100 + pending), *tree.tokens, *cells]
-    assert step.positions == [
-        *range(position, position + pending),
-        *(current + depth for depth in tree.depths),
-        *(current + offset for offset in (block.offsets if block else ())),
-        *[current] * (count - content),
-    ]
-    first_cell = pending + len(tree)
-    before = {*range(pending)}
-    expected = [{*range(row + 1)} for row in range(pending)]
-    expected += [before | {pending + node for node in path} for path in paths_of(tree)]
-    for seen in block.seen if block else ():
-        expected.append(before | {first_cell + i for i in range(len(cells)) if seen >> i & 1})
-    expected += [{row} for row in range(content, count)]
-    assert dense(step) == expected
-    last_row = [pending - 1 if i < 0 else first_cell + i for i in (block.last_row if block else ())]
-    assert step.outputs == [*range(pending - 1, first_cell), *last_row]
-    # What each output sees of the step; its own token wherever it sees none.
-    for output, row in zip(step.outputs, step.paths().tolist(), strict=True):
-        seen = [i if i in expected[output] else output for i in range(count)]
-        assert row == [step.tokens[i] for i in seen]
 
 
 @pytest.mark.parametrize("anchor", [None, 90])
@@ -113,9 +53,6 @@ def test_a_chunk_is_causal_and_an_anchor_is_seen_by_no_other(anchor: int | None)
     assert dense(step) == [{0}, {0, 1}, {0, 1, 2}, *([{3}] if anchor else [])]
 
 
-# The walk.
-
-
 @given(CANDIDATES, st.integers(0, 10**6))
 def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], seed: int) -> None:
     tree = tree_of(candidates)
@@ -123,10 +60,10 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
     def chosen(path: tuple[int, ...]) -> int:
         return random.Random(hash((seed, path))).randrange(5)
 
-    asked: list[int] = []
+    calls: list[int] = []
 
     def choose(row: int, path: list[int]) -> int:
-        asked.append(row)
+        calls.append(row)
         assert path == [tree.tokens[node] for node in ([], *paths_of(tree))[row]]
         return chosen(tuple(path))
 
@@ -137,10 +74,7 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
         text += (chosen(text),)
     assert tuple(token.id for token in tokens) == text
     assert len(tokens) == len(nodes) + 1
-    assert asked == [0, *(node + 1 for node in nodes)]
-    assert [token.source for token in tokens] == [
-        *(tree.sources[node] for node in nodes),
-        None,
-    ]
+    assert calls == [0, *(node + 1 for node in nodes)]
+    assert [token.source for token in tokens] == [*(tree.sources[node] for node in nodes), None]
     # It went on as long as any candidate did.
     assert not any(tuple(c[: len(text)]) == text for c in candidates)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import errno
 import itertools
-import mmap
-import os
 import weakref
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,15 +17,16 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.backends.load import load_decoder
 from ladecli.decoder.config import GROWTH, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
-from ladecli.decoder.events import Event, PromptRead, Step, StepNarrowed
+from ladecli.decoder.events import Event, PromptRead, StepNarrowed
 from ladecli.decoder.executor import Executor
 from ladecli.decoder.faults import attempt, is_out_of_memory
 from ladecli.decoder.model.forward import StepInputs
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 from tests.support.decoding import decoder_of, ids_of, reason_of, run, steps_of
-from tests.support.models import model_of, new_model, prompt_for
-from tests.support.oracle import Captured, cached_ids, oracle, run_out, scrambled
+from tests.support.memory import limit_pages
+from tests.support.models import model_of, prompt_for
+from tests.support.oracle import Captured, cached_ids, change_logits, oracle, run_out, scrambled
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +43,6 @@ CONFIGS = {
 }
 CPU = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"
 PROMPT = [(5 * i) % 12 for i in range(30)]
-
-
 EXPECTED = ids_of(run(scrambled(), PROMPT, limits=Limits(60)))
 
 
@@ -53,22 +50,21 @@ def narrowed(events: list[Event]) -> list[int]:
     return [event.width for event in events if isinstance(event, StepNarrowed)]
 
 
-OTHERS = ("mistral", "gemma3", "llama_dynamic", "phi3_long", "gpt2")
-"""Also those whose whole text is read again where it outgrows a boundary."""
+OTHERS = ("mistral", "llama_dynamic", "phi3_long", "gpt2")
+"""Also those whose whole text is read again when it outgrows a boundary."""
 
 
 @pytest.mark.parametrize(
     ("family", "config", "most"),
     [
-        *itertools.product(["llama"], CONFIGS, [40, 9, 3, 1]),
+        *itertools.product(["llama"], CONFIGS, [40, 9, 1]),
         *itertools.product(OTHERS, ["all"], [12, 3]),
     ],
 )
 def test_narrow_steps_yield_the_same(family: str, config: str, most: int) -> None:
-    prompt = prompt_for(family)
+    decoder, prompt = decoder_of(family), prompt_for(family)
     sampling = SAMPLINGS[([*CONFIGS].index(config) + most) % 3]
     expected = ids_of(run(decoder_of(family), prompt, sampling=sampling))
-    decoder = decoder_of(family)
     ran = run_out(decoder, lambda step: len(step.tokens) > most)
     events = run(decoder, prompt, "lookahead", CONFIGS[config], sampling)
     assert ids_of(events) == expected
@@ -76,10 +72,9 @@ def test_narrow_steps_yield_the_same(family: str, config: str, most: int) -> Non
     widths = narrowed(events)
     assert all(a > b >= 1 for a, b in pairwise(widths))
     # The first step takes the prompt along, and a later one the text that is read again.
-    after = [step.width for step in steps_of(events)[1:]]
+    after = {step.width for step in steps_of(events)[1:]}
     assert family in OTHERS or max(after) <= (widths[-1] if widths else most)
-    if config == "static":
-        assert {*after} <= {*CONFIGS["static"].widths}
+    assert config != "static" or after <= {*CONFIGS["static"].widths}
 
 
 def test_the_next_text_has_wide_steps_again() -> None:
@@ -91,7 +86,7 @@ def test_the_next_text_has_wide_steps_again() -> None:
     assert max(step.width for step in steps_of(again)) > 9, "one bad moment is not for ever"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bad=st.lists(st.booleans(), max_size=40),
     forever=st.booleans(),
@@ -110,36 +105,31 @@ def test_bad_moments_in_any_order(
     kind: type[Executor],
     broken_off: int | None,
 ) -> None:
-    """At every yield, and where it is broken off, the cache holds the text; the text is that of
-    plain decoding, or its start where nothing runs any more."""
-    decoder = scrambled(chunk=chunk, kind=kind)
+    """At every yield, and when it is broken off, the cache holds the text; the text is that of
+    plain decoding, or its start if nothing runs any more."""
+    decoder, events = scrambled(chunk=chunk, kind=kind), list[Event]()
     moments = itertools.chain(bad, itertools.repeat(forever, 99))
     run_out(decoder, lambda _: next(moments, False))
-    text, events = list(PROMPT), list[Event]()
-    generation = decoder.generate(
-        PROMPT, make_strategy(strategy, CONFIGS[config]), None, Limits(25)
-    )
+
+    def check_cache() -> None:
+        text, cached = [*PROMPT, *ids_of(events)], cached_ids(decoder)
+        assert cached == (text[:-1] if ids_of(events) else PROMPT[: len(cached)])
+
+    chosen = make_strategy(strategy, CONFIGS[config])
+    generation = decoder.generate(PROMPT, chosen, None, Limits(25))
     for event in itertools.islice(generation, broken_off):
         events.append(event)
-        if isinstance(event, Step):
-            text += [token.id for token in event.tokens]
-        cached = cached_ids(decoder)
-        assert cached == (text[:-1] if len(text) > len(PROMPT) else PROMPT[: len(cached)])
-        assert not isinstance(event, PromptRead) or len(cached) == event.done
+        check_cache()
+        assert not isinstance(event, PromptRead) or len(cached_ids(decoder)) == event.done
     generation.close()
-    cached = cached_ids(decoder)
-    assert cached == (text[:-1] if len(text) > len(PROMPT) else PROMPT[: len(cached)])
-    found = text[len(PROMPT) :]
-    if broken_off is None:
-        assert reason_of(events) == ("length" if len(found) == 25 else "memory")
-    assert found == EXPECTED[: len(found)]
+    check_cache()
+    ids = ids_of(events)
+    assert broken_off or reason_of(events) == ("length" if len(ids) == 25 else "memory")
+    assert ids == EXPECTED[: len(ids)]
     list(moments)  # memory is back
-    for known in (0, len(found)):
-        more = run(decoder, text[: len(PROMPT) + known], strategy, CONFIGS[config])
+    for known in (0, len(ids)):
+        more = run(decoder, [*PROMPT, *ids[:known]], strategy, CONFIGS[config])
         assert ids_of(more)[:25] == EXPECTED[known : known + 25]
-
-
-# The cache, and what comes after the forward.
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead"])
@@ -147,24 +137,22 @@ def test_a_cache_that_cannot_grow_is_used_up_to_its_end(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last token that memory has a slot for is generated."""
-    pages, sizes = mmap.mmap, list[int]()
+    sizes = list[int]()
 
-    def limited(place: int, size: int, **options: int) -> mmap.mmap:
+    def fits(size: int) -> bool:
         sizes.append(size)
-        if size > sizes[0]:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return pages(place, size, **options)
+        return size <= sizes[0]
 
     decoder = oracle(lambda seen: (seen[-1] * 5 + 1) % 12, 12, context=4096, chunk=64)
-    config = LookaheadConfig(4, 3, 4, 30)
+    config, prompt = LookaheadConfig(4, 3, 4, 30), PROMPT * 7
     with monkeypatch.context() as patch:
-        patch.setattr(mmap, "mmap", limited)
-        events = run(decoder, PROMPT * 7, strategy, config, limits=Limits(600))
+        limit_pages(patch, fits)
+        events = run(decoder, prompt, strategy, config, limits=Limits(600))
+    ids = ids_of(events)
     assert reason_of(events) == "memory"
-    assert len(PROMPT * 7) + len(ids_of(events)) == 2 * GROWTH + 1
-    more = run(decoder, [*PROMPT * 7, *ids_of(events)], strategy, config, limits=Limits(9))
-    whole = run(decoder, PROMPT * 7, limits=Limits(len(ids_of(events)) + 9))
-    assert ids_of(events) + ids_of(more) == ids_of(whole)
+    assert len(prompt) + len(ids) == 2 * GROWTH + 1
+    more = run(decoder, [*prompt, *ids], strategy, config, limits=Limits(9))
+    assert ids + ids_of(more) == ids_of(run(decoder, prompt, limits=Limits(len(ids) + 9)))
 
 
 def test_memory_may_run_out_after_the_forward_too() -> None:
@@ -176,52 +164,42 @@ def test_memory_may_run_out_after_the_forward_too() -> None:
             raise MemoryError
         return scores
 
-    asked: list[int] = []
-    limits = Limits(40, should_stop=lambda token: asked.append(token) is not None)
+    calls: list[int] = []
+    limits = Limits(40, should_stop=lambda token: calls.append(token) is not None)
     strategy = make_strategy("lookahead", CONFIGS["all"])
     events = list(decoder.generate(PROMPT, strategy, None, limits, [processor]))
     # A stop is asked once for each token, however often its step was tried.
-    assert ids_of(events) == asked == EXPECTED[:40]
+    assert ids_of(events) == calls == EXPECTED[:40]
     assert narrowed(events)
 
 
 def test_a_failed_try_leaves_no_tensors_behind() -> None:
-    decoder, held = decoder_of("llama"), list[weakref.ref[torch.Tensor]]()
-    forward = decoder.executor.model.forward
+    decoder, failed = decoder_of("llama"), list[weakref.ref[torch.Tensor]]()
 
-    def short_forward(step: StepInputs, cache: Any) -> torch.Tensor:
-        assert all(tensor() is None for tensor in held), "the try before is still alive"
-        logits = forward(step, cache)
+    def fail(step: StepInputs, logits: torch.Tensor) -> torch.Tensor:
+        assert all(tensor() is None for tensor in failed), "the try before is still alive"
         if len(step.tokens) > 3:
-            held.append(weakref.ref(logits))
+            failed.append(weakref.ref(logits))
             raise torch.OutOfMemoryError
         return logits
 
-    decoder.executor.model.forward = short_forward
+    change_logits(decoder, fail)
     run(decoder, prompt_for("llama"), "lookahead", CONFIGS["all"])
-    assert len(held) > 3
-
-
-# Loading.
+    assert len(failed) > 3
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_memory_that_runs_out_while_loading_is_not_taken_for_a_wrong_forward(family: str) -> None:
-    model = copy.deepcopy(model_of(family))
-    calls = itertools.count()
+    model, calls = copy.deepcopy(model_of(family)), itertools.count()
 
-    def run_out(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         # Of our own forward, the embedding is all that it calls.
         if next(calls) >= 1:
             raise torch.OutOfMemoryError
 
-    model.get_input_embeddings().register_forward_pre_hook(run_out)
+    model.get_input_embeddings().register_forward_pre_hook(fail)
     with pytest.raises(torch.OutOfMemoryError):
         load_decoder(model)
-    assert ids_of(run(load_decoder(new_model("llama")), [5, 6], limits=Limits(3)))
-
-
-# What counts, and what is done about it.
 
 
 @pytest.mark.parametrize(
@@ -232,9 +210,7 @@ def test_memory_that_runs_out_while_loading_is_not_taken_for_a_wrong_forward(fam
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 8.88 GB, other: 1 GB)"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
-        (RuntimeError("CUDA error: out of memory"), True),
         (MemoryError(), True),
-        (np.exceptions.AxisError("axis"), False),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), False),
         (ValueError("out of memory"), False),
@@ -243,12 +219,6 @@ def test_memory_that_runs_out_while_loading_is_not_taken_for_a_wrong_forward(fam
 )
 def test_what_counts_as_out_of_memory(error: BaseException, counts: bool) -> None:
     assert is_out_of_memory(error) is counts
-
-    def work() -> None:
-        raise error
-
-    if counts:
+    work = Mock(side_effect=error)
+    with contextlib.nullcontext() if counts else pytest.raises(type(error)):
         assert attempt(work) is None
-    else:
-        with pytest.raises(type(error)):
-            attempt(work)

@@ -1,45 +1,39 @@
-"""Sampling: agreement with torch and transformers, reproducible draws, the right distribution."""
+"""Sampling: agreement with torch and transformers, reproducible draws, the right distribution;
+and steps that are read out on a (simulated) device."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from scipy import stats
 from torch import Tensor
-from transformers import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError
+from ladecli.decoder.events import Token
 from ladecli.decoder.noise import drawn_probabilities, gumbel_noise
-from ladecli.decoder.sampling import (
-    SHORTLIST,
-    choose,
-    draw,
-    penalize_,
-    restricted,
-    top_tokens,
-)
+from ladecli.decoder.sampling import SHORTLIST, Sampler, choose, draw, restricted, top_tokens
+from ladecli.decoder.strategy import Draft
+from ladecli.decoder.tree import Choose
 from tests.support.decoding import (
     ASKED,
     ASKED_STEP,
     BEFORE,
-    ids_of,
-    paths_of,
+    Asked,
     read_out,
     run,
+    steps_of,
     tokens_of,
 )
-from tests.support.oracle import Markov, decoder_with
+from tests.support.device import DEVICE, Circle, Simulated, simulated_decoder
+from tests.support.oracle import decoder_with
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +44,6 @@ def noise_at(seed: int, positions: Iterable[int], count: int) -> Tensor:
 
 def random_logits(*shape: int, seed: int = 1, scale: float = 3.0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-# The best tokens.
 
 
 @pytest.mark.parametrize("vocabulary", [5, 97, 40_003])
@@ -75,9 +66,6 @@ def test_a_nucleus_of_equally_probable_tokens() -> None:
     assert bool(restricted(torch.zeros(1, 300), sampling).isfinite().any())
 
 
-# Probabilities.
-
-
 @pytest.mark.parametrize("temperature", [1e-6, 0.3, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 500])
 @pytest.mark.parametrize("top_p", [0.05, 0.9, 1.0])
@@ -87,30 +75,19 @@ def test_the_distribution_is_that_of_transformers(
 ) -> None:
     logits = random_logits(6, 64)
     logits[:, 5] = logits[:, 9] = logits[:, 20]  # ties, which top-k keeps
-    expected = TemperatureLogitsWarper(temperature)(None, logits)
+    expected = transformers.TemperatureLogitsWarper(temperature)(None, logits)
     if top_k:
-        expected = TopKLogitsWarper(top_k)(None, expected)
+        expected = transformers.TopKLogitsWarper(top_k)(None, expected)
     if top_p < 1.0:
-        expected = TopPLogitsWarper(top_p)(None, expected)
+        expected = transformers.TopPLogitsWarper(top_p)(None, expected)
     if min_p:
-        expected = MinPLogitsWarper(min_p)(None, expected)
+        expected = transformers.MinPLogitsWarper(min_p)(None, expected)
     config = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    found = restricted(logits, config)
-    torch.testing.assert_close(found.softmax(-1), expected.softmax(-1))
-    assert (found.amax(dim=-1) == 0.0).all()
+    scores = restricted(logits, config)
+    torch.testing.assert_close(scores.softmax(-1), expected.softmax(-1))
+    assert (scores.amax(dim=-1) == 0.0).all()
     # A row alone, as on a CPU, is what it is among others.
-    alone = torch.cat([restricted(row[None], config) for row in logits])
-    assert torch.equal(alone, found)
-
-
-@pytest.mark.parametrize("penalty", [0.8, 1.2, 3.0])
-def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
-    logits, text = random_logits(2, 30), torch.tensor([[3, 3, 7, 12, 29], [1, 1, 1, 1, 2]])
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
-    torch.testing.assert_close(penalize_(logits.clone(), text, penalty), expected)
-
-
-# Noise.
+    assert torch.equal(torch.cat([restricted(row[None], config) for row in logits]), scores)
 
 
 def test_noise_depends_on_seed_and_position_only() -> None:
@@ -139,10 +116,9 @@ def test_probabilities_given_the_noise_are_those_of_the_draw(config: SamplingCon
     for position, logits in enumerate(random_logits(20, 12, scale=2.0)):
         shares, tokens = logits.softmax(-1).sort(descending=True)
         noisy = restricted(logits[None], config) + noise_at(config.seed, [position], 12)
-        found = drawn_probabilities(config, tokens.tolist(), shares.tolist(), position)
-        torch.testing.assert_close(
-            torch.tensor(found), noisy.softmax(-1)[0, tokens], rtol=1e-4, atol=1e-6
-        )
+        drawn = drawn_probabilities(config, tokens.tolist(), shares.tolist(), position)
+        expected = noisy.softmax(-1)[0, tokens].tolist()
+        assert drawn == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_noise_of_a_few_tokens() -> None:
@@ -183,10 +159,9 @@ def test_a_draw_from_a_shortlist_is_that_from_all_tokens(
     config, positions = SamplingConfig(temperature=0.8, seed=7, **settings), range(60)
     for dtype in (torch.float32, torch.bfloat16):
         logits = random_logits(60, 5000, scale=scale).to(dtype)
-        found = draw(logits, config, positions)
         expected = choose(logits, config, noise_at(7, positions, 5000))
         few = restricted(logits, config).isfinite().sum(-1) < SHORTLIST
-        assert torch.equal(found, torch.where(few, expected, -1))
+        assert torch.equal(draw(logits, config, positions), torch.where(few, expected, -1))
         assert scale < 4.0 or bool(few.all())
 
 
@@ -197,57 +172,6 @@ def test_a_wide_top_k_is_not_drawn_from_a_shortlist() -> None:
         config = SamplingConfig(temperature=1.0, top_k=1000, top_p=0.5, seed=seed)
         noise = noise_at(seed, [len(BEFORE)], 5000)
         assert read_out(logits, config).tokens[0].id == int(choose(logits[:1], config, noise))
-
-
-def test_sampled_text_has_the_models_distribution() -> None:
-    """5,000 sampled transitions, many of them accepted drafts, against the direct ones."""
-    tokens, draws = 6, 5_000
-    table = random_logits(tokens, tokens, seed=4, scale=1.5)
-    config = SamplingConfig(temperature=0.7, top_k=5)
-    counts = torch.zeros(tokens, tokens, dtype=torch.long)
-    decoder, accepted, seed = decoder_with(Markov(table)), 0, 0
-    while counts.sum() < draws:
-        sampling = SamplingConfig(temperature=0.7, top_k=5, seed=seed)
-        events = run(decoder, [0], "lookahead", LookaheadConfig(3, 3, 3), sampling, Limits(500))
-        accepted += sum(token.source is not None for token in tokens_of(events))
-        for last, token in pairwise([0, *ids_of(events)]):
-            counts[last, token] += 1
-        seed += 1
-    assert accepted > draws / 4, "the drafts must have had their chance to spoil it"
-    probabilities = restricted(table, config).softmax(-1).double()
-    statistic = 0.0
-    for row, expected in zip(counts, probabilities, strict=True):
-        possible = expected > 0
-        assert row.sum() == row[possible].sum()
-        scaled = expected[possible] * row.sum()
-        statistic += float(((row[possible] - scaled) ** 2 / scaled).sum())
-    freedom = int((probabilities > 0).sum()) - tokens
-    assert stats.chi2.sf(statistic, freedom) > 1e-3
-
-
-# Reading out a step.
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_every_node_has_the_choice_of_plain_decoding(
-    dtype: torch.dtype, penalty: float, temperature: float
-) -> None:
-    """The penalty goes by the path to a node, and the noise by its position."""
-    config = SamplingConfig(temperature, top_k=6, repetition_penalty=penalty, seed=11)
-    logits = random_logits(len(ASKED_STEP.outputs), 12).to(dtype)
-    output = read_out(logits, config)
-    for row, nodes in enumerate([[], *paths_of(ASKED)]):
-        path = [ASKED.tokens[node] for node in nodes]
-        text, scores = [*BEFORE, *path], logits[row : row + 1].float()
-        if penalty != 1.0:
-            scores = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), scores)
-        assert output.best[row] == scores.argmax()
-        noise = None
-        if temperature:
-            noise = noise_at(11, [len(text)], 12)
-        assert output.tokens[row].id == choose(scores, config, noise)
 
 
 def test_processors_come_first_and_see_the_text_and_the_path() -> None:
@@ -288,3 +212,114 @@ def test_logits_that_are_no_numbers_are_refused(temperature: float, vocabulary: 
     good[2] = float("-inf")
     with pytest.raises(NaNLogitsError):
         read_out(good, config)
+
+
+# On a device.
+
+SAMPLED = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
+SETTINGS = [
+    SamplingConfig(),
+    SamplingConfig(repetition_penalty=1.3),
+    SamplingConfig(temperature=1.0, seed=1),
+    SAMPLED,
+    SamplingConfig(temperature=1.0, top_k=20, seed=2, repetition_penalty=1.2),
+    SamplingConfig(temperature=1.5, top_k=300, top_p=0.9, seed=4),
+    SamplingConfig(temperature=1.2, min_p=0.02, seed=5),
+]
+DRAFTS = LookaheadConfig(sources=("context", "recycled"), budget=15, widths=(1, 8, 16))
+WINDOW = LookaheadConfig(4, 4, 4, sources=("trajectory",))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "config", "sampling"),
+    [
+        ("autoregressive", DRAFTS, None),
+        ("lookahead", DRAFTS, None),
+        ("lookahead", WINDOW, None),
+        ("lookahead", DRAFTS, SAMPLED),
+    ],
+    ids=["plain", "drafted", "window", "sampled"],
+)
+def test_a_step_waits_once(
+    strategy: str, config: LookaheadConfig, sampling: SamplingConfig | None
+) -> None:
+    with Simulated() as device:
+        decoder = simulated_decoder(device, 1000)
+        run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20))  # captures
+        decoder.forget(keep_memory=True)
+        device.counts.clear()
+        steps = steps_of(run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20)))
+        assert not decoder.executor.notices
+    assert device.counts["waits"] == device.counts["to host"] == len(steps)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
+    """Log-probabilities, too, are those of the model's own logits, before any penalty."""
+
+    def tokens(decoder: Decoder, strategy: str, config: LookaheadConfig) -> list[Any]:
+        events = run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20), logprobs=2)
+        names = [(token.id, *dict(token.logprobs.best)) for token in tokens_of(events)]
+        own = [token.logprobs.own for token in tokens_of(events)]
+        return [names, own]
+
+    host = decoder_with(Circle(1000, torch.device("cpu")))
+    expected = tokens(host, "autoregressive", DRAFTS)
+    with Simulated() as device:
+        decoder = simulated_decoder(device, 1000)
+        for config in (DRAFTS, WINDOW):
+            names, own = tokens(decoder, "lookahead", config)
+            assert names == expected[0]
+            assert own == pytest.approx(expected[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(0.0, torch.float32), (0.5, torch.bfloat16), (4.0, torch.float32)]
+)
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_a_step_is_read_out_as_on_the_host(
+    sampling: SamplingConfig, scale: float, dtype: torch.dtype
+) -> None:
+    """Small scales leave more tokens than a shortlist holds; half precision has ties."""
+    logits = random_logits(len(ASKED_STEP.outputs), 2000, scale=scale).to(dtype)
+    expected = read_out(logits, sampling, successors=3)
+    with Simulated() as device:
+
+        class Counted(Asked):
+            def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
+                assert device.counts["waits"] <= 2  # one for the logits' way to the device
+                return super().walk(choose)
+
+        tree = Counted(ASKED.tokens, ASKED.parents, ASKED.depths, ASKED.sources)
+        result = read_out(logits.to(DEVICE), sampling, successors=3, tree=tree)
+    assert (result.tokens, result.best) == (expected.tokens, expected.best)
+    for ours, theirs in zip(result.successors, expected.successors, strict=True):
+        assert list(ours.values()) == pytest.approx(list(theirs.values()))
+        assert scale == 0.0 or dtype == torch.bfloat16 or list(ours) == list(theirs)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_no_numbers_on_a_device(bad: float) -> None:
+    for sampling in SETTINGS:
+        with Simulated():
+            logits = random_logits(len(ASKED_STEP.outputs), 2000).to(DEVICE)
+            logits[3, slice(None) if bad < 0 else 1999] = bad
+            with pytest.raises(NaNLogitsError):
+                read_out(logits, sampling, successors=3)
+
+
+def test_everything_is_launched_before_anything_is_waited_for() -> None:
+    with Simulated(seconds=0.02) as device:
+        decoder = simulated_decoder(device, 1000)
+        decoder.cache.length = 3
+        sampler = Sampler(SAMPLED)
+        read = partial(sampler.read, layout=ASKED_STEP, draft=Draft(ASKED, successors=3))
+        decoder.executor.launch(ASKED_STEP, read)()  # captures
+        device.counts.clear()
+        began = time.perf_counter()
+        wait = decoder.executor.launch(ASKED_STEP, read)
+        launched = device.counts.copy()
+        wait()
+        assert time.perf_counter() - began >= 0.02
+    assert launched["waits"] == 0
+    assert device.counts - launched == {"waits": 1, "to host": 1}

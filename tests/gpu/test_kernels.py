@@ -41,9 +41,9 @@ def randn(*shape: int, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
     return torch.randn(*shape, device=GPU, generator=generator).to(dtype)
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    """Infinite where what was found is not a number."""
-    far = (found.double() - expected.double()).norm() / expected.double().norm()
+def error(out: Tensor, expected: Tensor) -> float:
+    """Return the relative error; it is infinite if a number of the result is none."""
+    far = (out.double() - expected.double()).norm() / expected.double().norm()
     return float(far.nan_to_num(float("inf")))
 
 
@@ -133,8 +133,8 @@ def test_row_kernels_in_bfloat16() -> None:
     x, update, weight = randn(5, 4096), randn(5, 4096, seed=1), 1 + 0.1 * randn(4096, seed=2)
     total = x + update
     for norm in (Norm(weight, 1e-5), Norm(weight.float(), 1e-5)):
-        found = ops().add_rms_norm(x.clone(), update, norm)
-        assert error(found, F.rms_norm(total.float(), (4096,), weight.float(), 1e-5)) < 1e-2
+        out = ops().add_rms_norm(x.clone(), update, norm)
+        assert error(out, F.rms_norm(total.float(), (4096,), weight.float(), 1e-5)) < 1e-2
     both = 3 * randn(5, 2 * 11008)
     gate, up = both.float().chunk(2, dim=-1)
     assert error(ops().gate(both, "silu"), F.silu(gate) * up) < 1e-2

@@ -14,6 +14,7 @@ from ladecli.session.session import Session
 
 ANSWER = ("-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json", "-q")
 WIDTHS = (1, 2, 4, 8, 16, 32)
+DEAR = dict.fromkeys(WIDTHS, 9.0) | {1: 1.0}
 Known = Callable[[dict[int, float]], None]
 
 
@@ -26,14 +27,16 @@ def key() -> str:
 
 @pytest.fixture
 def known(key: str) -> Known:
-    """Keeps seconds of steps of the demo."""
+    """Return a function that keeps seconds of steps of the demo."""
     return lambda seconds: [None][not measured.keep(key, seconds)]
 
 
-def step_cost(width: int) -> float:
-    return ladecli.load("demo").lookahead.step_cost.at(width, 0)
+def costs_of(*widths: int) -> list[float]:
+    cost = ladecli.load("demo").lookahead.step_cost
+    return [cost.at(width, 0) for width in widths]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measures")
 def test_a_load_measures_and_keeps_the_smaller_time_of_two(key: str, known: Known) -> None:
     ladecli.load("demo")
@@ -49,12 +52,8 @@ def test_a_load_measures_and_keeps_the_smaller_time_of_two(key: str, known: Know
     known(dict.fromkeys(WIDTHS, 1e-9))
     ladecli.load("demo")
     assert {*measured.read_all()[key].values()} == {1e-9}
-
-
-@pytest.mark.usefixtures("measures")
-def test_a_quieter_load_changes_no_ratio_of_widths_that_it_did_not_measure(
-    key: str, known: Known
-) -> None:
+    # A quieter load changes no ratio of widths that it did not measure.
+    measured.path().unlink()
     known(dict.fromkeys(WIDTHS, 1.8) | {1: 1.0, 64: 2.0})
     ladecli.load("demo")
     seconds = measured.read_all()[key]
@@ -65,25 +64,24 @@ def test_a_quieter_load_changes_no_ratio_of_widths_that_it_did_not_measure(
 def test_drafts_are_few_or_many_by_the_costs_and_the_text_is_the_same(
     lade: Any, known: Known
 ) -> None:
-    found = []
-    for costs in ((1, 1, 1, 1, 1, 1), (1, 9, 9, 9, 9, 9)):
-        known(dict(zip(WIDTHS, map(float, costs), strict=True)))
-        found.append(lade("generate", "demo", *ANSWER).json())
-    widths = [answer["decode"]["step_width"] for answer in found]
+    answers = []
+    for costs in (dict.fromkeys(WIDTHS, 1.0), DEAR):
+        known(costs)
+        answers.append(lade("generate", "demo", *ANSWER).json())
+    widths = [answer["decode"]["step_width"] for answer in answers]
     assert widths[0] > 6 > 2 > widths[1]
-    assert found[0]["token_ids"] == found[1]["token_ids"]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
 
 
 def test_a_time_that_seems_shorter_than_that_of_a_narrower_step_counts_for_both(
     known: Known,
 ) -> None:
     known({1: 1.0, 2: 50.0, 4: 60.0, 8: 1.5, 16: 2.0, 32: 3.0})
-    assert step_cost(2) == pytest.approx(1.5)
-    assert step_cost(4) == pytest.approx(1.5)
+    assert costs_of(2, 4) == pytest.approx([1.5, 1.5])
     known({1: 1.0, 2: 3.9, 4: 9.0, 8: 9.8, 16: 9.8, 32: 9.8})
-    assert (step_cost(2), step_cost(4)) == pytest.approx((2.0, 4.0))  # as many plain steps
+    assert costs_of(2, 4) == pytest.approx([2.0, 4.0])  # as many plain steps
     known({1: 5.0, 2: 1.0, 4: 1.0, 8: 2.0, 16: 3.0, 32: 4.0})
-    assert (step_cost(2), step_cost(8)) == pytest.approx((1.0, 2.0))
+    assert costs_of(2, 8) == pytest.approx([1.0, 2.0])
 
 
 @pytest.mark.parametrize("text", ["{", '{"a": {"1": -1.0}}', '{"a": {"1": Infinity}}', "[]", "\0"])
@@ -96,42 +94,39 @@ def test_a_damaged_file_is_as_good_as_none(text: str, key: str, known: Known) ->
 
 
 def test_too_few_widths_make_no_curve(known: Known) -> None:
-    before = step_cost(16)
+    before = costs_of(16)
     known({1: 1.0, 4: 9.0})
-    assert step_cost(16) == before
+    assert costs_of(16) == before
 
 
-# Profiles that the user names.
-
-
-@pytest.mark.parametrize("where", ["flag", "variable", "config"])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["flag", "variable", "config"])
 def test_a_named_profile_is_honoured_as_it_is_written(
-    lade: Any, known: Known, where: str, monkeypatch: pytest.MonkeyPatch
+    lade: Any, known: Known, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known(dict(zip(WIDTHS, (1.0, 9.0, 9.0, 9.0, 9.0, 9.0), strict=True)))
-    named: tuple[str, ...] = ()
-    if where == "flag":
-        named = "--profile", "h200"
-    elif where == "variable":
+    known(DEAR)
+    flags = ("--profile", "h200") if place == "flag" else ()
+    if place == "variable":
         monkeypatch.setenv("LADE_PROFILE", "h200")
-    else:
+    if place == "config":
         config_path().parent.mkdir(parents=True, exist_ok=True)
         config_path().write_text('profile = "h200"\n')
-    done = lade("generate", "demo", *ANSWER[:-1], *named, "--budget", "60")
-    assert done.json()["decode"]["step_width"] > 25
-    assert "made for NVIDIA H200" in done.err
+    answer = lade("generate", "demo", *ANSWER[:-1], *flags, "--budget", "60")
+    assert answer.json()["decode"]["step_width"] > 25
+    assert "made for NVIDIA H200" in answer.err
 
 
+@pytest.mark.slow
 def test_bench_means_the_profile_that_it_is_given(lade: Any, rows_file: Any, known: Known) -> None:
-    known(dict(zip(WIDTHS, (1.0, 9.0, 9.0, 9.0, 9.0, 9.0), strict=True)))
+    known(DEAR)
     rows = ("--prompts", rows_file({"prompt": "def largest(items):"}), "-n", "20", "--repeat", "1")
-    asked = ("bench", "demo", *rows, "--strategies", "lookahead", "--json", "--ignore-eos")
-    narrow, wide = (lade(*asked, *more).json()["runs"][0] for more in ((), ("--profile", "a100")))
+    command = ("bench", "demo", *rows, "--strategies", "lookahead", "--json", "--ignore-eos")
+    narrow, wide = (lade(*command, *x).json()["runs"][0] for x in ((), ("--profile", "a100")))
     assert narrow["fed"] < 2 * narrow["steps"]
     assert wide["fed"] > 8 * wide["steps"]
 
 
 def test_a_profile_of_this_machine_is_named_without_a_line(lade: Any) -> None:
     for name in ("h200", "cpu"):
-        told = lade("generate", "demo", "-p", "x", "-n", "2", "--profile", name, "--device", "cpu")
-        assert ("costs" in told.err) == (name == "h200")
+        flags = ("--profile", name, "--device", "cpu")
+        assert ("costs" in lade("generate", "-p", "x", "-n", "2", *flags).err) == (name == "h200")

@@ -65,7 +65,7 @@ def test_a_curve_of_dense_models_rises_with_the_experts_that_a_step_meets() -> N
     dense = shape(8e9, "float32", "float32")
     experts = replace(dense, active=2e9)
     flat, steep = (
-        profiles.select(None, CPU, each).lookahead.step_cost for each in (dense, experts)
+        profiles.select(None, CPU, model).lookahead.step_cost for model in (dense, experts)
     )
     # A quarter of the weights for one token, 1 - 0.75 ** width of them for more, at worst.
     for width in (4, 8, 16):
@@ -74,9 +74,6 @@ def test_a_curve_of_dense_models_rises_with_the_experts_that_a_step_meets() -> N
     seconds = {1: 1.0, 4: 2.0, 16: 3.0}
     choice = profiles.select(None, CPU, experts).priced(seconds)
     assert choice.lookahead.step_cost.at(16, 128) == 3.0, "what was measured knows"
-
-
-# The user's own.
 
 
 def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:

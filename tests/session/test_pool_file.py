@@ -83,6 +83,7 @@ EMPTY: dict[str, Any] = {"text": [], "rows": [], "ngrams": []}
         *(None, [], {}),
         *(EMPTY | {"text": text} for text in ([VOCABULARY], [-2], "words", [1.5])),
         *(EMPTY | {"rows": [row]} for row in ([4, [1, 2], [0.5]], [4, [-1], [0.5]], 7)),
+        *(EMPTY | {"rows": [[4, [1], [number]]]} for number in (-0.5, 10**400)),
         *(EMPTY | {"ngrams": ngrams} for ngrams in ([[1]], [[VOCABULARY, 1]], None)),
     ],
 )

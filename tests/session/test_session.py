@@ -18,7 +18,7 @@ from ladecli.models.load import LoadedModel, load
 from ladecli.session.parallel import Followers, Order
 from ladecli.session.session import Session, Settings
 from tests.support.decoding import text_ids
-from tests.support.graphs import Again
+from tests.support.device import Again
 from tests.support.hub import plan
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.Mo
     assert answer(session, PROMPT, SHARED) == plain_answer()
     assert session.decoder.executor.graphs_made
     assert session.new_notices() == []
-    capture.fails = True
+    capture.errors = [RuntimeError("no way")] * 99
     session.decoder.forget()
     assert answer(session, PROMPT, PLAIN) == plain_answer()
     (line,) = session.new_notices()

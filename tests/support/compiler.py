@@ -28,12 +28,12 @@ class Compiler:
         model = forward.__self__
         self._models.append(model)
 
-        def step(**given: Any) -> Any:
+        def step(**inputs: Any) -> Any:
             self.steps += 1
-            if (seen := _seen(model, given)) not in self._known:
+            if (seen := _seen(model, inputs)) not in self._known:
                 self._known.add(seen)
                 self.count += 1
-            return forward(**given)
+            return forward(**inputs)
 
         return step
 
@@ -44,11 +44,11 @@ class Compiler:
                 vars(model).pop(name, None)
 
 
-def _seen(model: Any, given: dict[str, Any]) -> str:
+def _seen(model: Any, inputs: dict[str, Any]) -> str:
     """What torch looks at: shapes, where the cache lies, hooks, and whose code runs."""
-    shapes = tree_map(lambda x: x.shape if isinstance(x, torch.Tensor) else None, given)
-    (name,) = given.keys() & CACHE_NAMES
-    shapes[name] = [(layer.keys.data_ptr(), layer.keys.shape) for layer in given[name].layers]
+    shapes = tree_map(lambda x: x.shape if isinstance(x, torch.Tensor) else None, inputs)
+    (name,) = inputs.keys() & CACHE_NAMES
+    shapes[name] = [(layer.keys.data_ptr(), layer.keys.shape) for layer in inputs[name].layers]
     hooks = [id(hook) for hook in model._forward_hooks.values()]
     own = [name for name, part in model.named_modules() if "forward" in vars(part)]
     return repr((sorted(shapes.items()), hooks, own, model.config._attn_implementation))

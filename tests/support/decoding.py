@@ -23,7 +23,7 @@ from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, StepResult
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.events import TextEvent
-from tests.support.models import model_of, prompt_for
+from tests.support.models import model_of
 
 ALIKE_BFLOAT16 = pytest.mark.skipif(
     not (packs(torch.bfloat16) or rows_alike()),
@@ -53,17 +53,14 @@ def run(
 
 
 def steps_of(events: Sequence[Event]) -> list[Step]:
-    """All steps."""
     return [event for event in events if isinstance(event, Step)]
 
 
 def tokens_of(events: Sequence[Event]) -> list[Token]:
-    """All tokens of all steps."""
     return [token for step in steps_of(events) for token in step.tokens]
 
 
 def ids_of(events: Sequence[Event]) -> list[int]:
-    """All token ids of all steps."""
     return [token.id for token in tokens_of(events)]
 
 
@@ -141,20 +138,6 @@ def tree_step(count: int, prefix: int) -> StepLayout:
     for node in range(count - 1):
         tree.grow(draw.randrange(max(-1, node - 5), node), node, "context")
     return build([3], prefix, Draft(tree))
-
-
-def three_texts(decoder: Decoder) -> list[list[int]]:
-    """Texts that ranks and one process must agree on: plain, with lookahead, and sampled."""
-    config = LookaheadConfig(window=4, ngram=4, guesses=4, budget=20)
-    ways = (
-        ("autoregressive", None),
-        ("lookahead", None),
-        ("lookahead", SamplingConfig(temperature=1.0, seed=3)),
-    )
-    return [
-        ids_of(run(decoder, prompt_for("llama"), strategy, config, sampling, Limits(16)))
-        for strategy, sampling in ways
-    ]
 
 
 def use(decoder: Decoder, attention: str, *, kernels: bool = False) -> None:

@@ -16,10 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ladecli.decoder.backends.cuda_graphs import CudaGraphs, Work
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.kv_cache import KVCache, LayerShape, StepCache
+from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.model.families import ModelFacts
-from ladecli.decoder.model.forward import StepInputs
-from tests.support.oracle import Oracle
+from tests.support.oracle import Markov
 
 DEVICE = torch.device("meta")
 """Where its tensors claim to be: of all devices but the CPU, torch needs no driver for this one."""
@@ -31,17 +30,12 @@ _FREE = ("detach_", "lift_fresh", "expand", "view", "reshape", "flatten", "selec
 
 
 class There(Tensor):
-    """A tensor of the device.
-
-    Attributes:
-        here: the same numbers.
-    """
+    """A tensor of the device; `here` has the same numbers."""
 
     here: Tensor
 
     @staticmethod
     def __new__(cls, here: Tensor) -> There:
-        """Wrap numbers of the host."""
         return Tensor._make_wrapper_subclass(
             cls, here.shape, strides=here.stride(), dtype=here.dtype, device=DEVICE
         )
@@ -51,7 +45,6 @@ class There(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
-        """Nothing is computed where nothing counts."""
         raise RuntimeError(f"{func} outside the simulation")
 
 
@@ -66,7 +59,6 @@ class Simulated(TorchDispatchMode):
 
     Attributes:
         counts: "waits", "launches", and copies, "to host" and "to device".
-        replays: of captured steps.
         gaps: seconds of the processor for our own code, torch and the simulation left out, from the
             end of a wait to the next launch of a captured step.
     """
@@ -74,7 +66,6 @@ class Simulated(TorchDispatchMode):
     def __init__(self, seconds: float = 0.0) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
-        self.replays = 0
         self.gaps: list[float] = []
         self._within = 0.0  # torch and the simulation took so far
         self._since: float | None = None  # our own clock when the last wait ended
@@ -83,14 +74,12 @@ class Simulated(TorchDispatchMode):
         self._around = ExitStack()
 
     def __enter__(self) -> Simulated:
-        """Begin."""
         self._around.enter_context(torch.inference_mode())
         self._around.enter_context(_Methods(self))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End."""
         super().__exit__(*error)
         self._around.close()
 
@@ -117,7 +106,6 @@ class Simulated(TorchDispatchMode):
                 work()
                 self.counts = counts
             self.counts["launches"] += 1
-            self.replays += 1
             self._done = max(self._done, time.perf_counter()) + self._seconds
 
         return replay
@@ -128,25 +116,22 @@ class Simulated(TorchDispatchMode):
         with self.within():
             return self._run(func, args, kwargs or {})
 
-    def _run(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        leaves = tree_leaves((args, given))
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, schema = tree_leaves((args, kwargs)), func._schema
         of_device = {id(leaf.here): leaf for leaf in leaves if isinstance(leaf, There)}
         places = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
-        schema = func._schema
         name = schema.name.partition("::")[2]
         there = places[0] == DEVICE if places else bool(of_device)
         if name == "copy_":
             there = isinstance(args[0], There)
         names = [argument.name for argument in schema.arguments]
-        given_names = {**dict(zip(names, args, strict=False)), **given}
-        waits = self._count(name, leaves, bool(of_device), there) and not given_names.get(
-            "non_blocking"
-        )
-        if waits:
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        copies = self._count(name, leaves, bool(of_device), there)
+        if copies and not arguments.get("non_blocking"):
             self.counts["waits"] += 1
             time.sleep(max(0.0, self._done - time.perf_counter()))
-        found = func(*tree_map(_here, args), **tree_map(_here, given))
-        return tree_map(lambda out: _there(out, of_device), found) if there else found
+        out = func(*tree_map(_here, args), **tree_map(_here, kwargs))
+        return tree_map(lambda part: _there(part, of_device), out) if there else out
 
     def _count(self, name: str, leaves: list[Any], from_device: bool, there: bool) -> bool:
         """Count an operation; whether it is a copy between host and device."""
@@ -163,11 +148,7 @@ class Simulated(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """What torch does not leave to `__torch_dispatch__`, and the time that it takes itself.
-
-    Args:
-        device: the simulation.
-    """
+    """What torch does not leave to `__torch_dispatch__`, and the time that it takes itself."""
 
     def __init__(self, device: Simulated) -> None:
         super().__init__()
@@ -176,13 +157,13 @@ class _Methods(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         with self._device.within():
-            if func is torch.tensor and given.get("device") == DEVICE:
-                return func(*args, **{**given, "device": None}).to(DEVICE)
+            if func is torch.tensor and options.get("device") == DEVICE:
+                return func(*args, **{**options, "device": None}).to(DEVICE)
             if func is Tensor.tolist and isinstance(args[0], There):
                 return args[0].to("cpu").tolist()
-            return func(*args, **given)
+            return func(*args, **options)
 
 
 def _here(leaf: Any) -> Any:
@@ -195,37 +176,17 @@ def _there(out: Any, known: dict[int, There]) -> Any:
     return known.get(id(out), There(out)) if type(out) is Tensor else out
 
 
-class Circle(Oracle):
-    """A forward whose logits depend on the last token only.
+class Circle(Markov):
+    """A forward whose logits depend on the last token only; after 16 tokens the text repeats."""
 
-    Args:
-        vocabulary: tokens.
-        device: where it runs.
-        around: after so many tokens the text repeats itself.
-    """
-
-    def __init__(self, vocabulary: int, device: torch.device = DEVICE, around: int = 16) -> None:
-        super().__init__(lambda _: 0, vocabulary)
-        self.device = device
-        draw = torch.Generator().manual_seed(0)
-        table = torch.randn(around, vocabulary, generator=draw)
+    def __init__(self, vocabulary: int, device: torch.device = DEVICE) -> None:
+        table = torch.randn(16, vocabulary, generator=torch.Generator().manual_seed(0))
         # One of the next two on the circle, most probably.
-        places = torch.arange(around)
-        table[places, (places + 1) % around] = 16.0
-        table[places, (places + 2) % around] = 15.5
-        self._table = table.to(device)
-
-    @property
-    def layer_shapes(self) -> list[LayerShape]:
-        """As on the host."""
-        return [LayerShape(1, 2, 1, torch.float32, self.device)]
-
-    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Logits of `step.outputs`."""
-        written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
-        cache.write(0, written, written[..., :1])
-        tokens = step.tokens if step.outputs is None else step.tokens[step.outputs]
-        return self._table[tokens % len(self._table)]
+        places = torch.arange(16)
+        table[places, (places + 1) % 16] = 16.0
+        table[places, (places + 2) % 16] = 15.5
+        super().__init__(table.to(device))
+        self.device = device
 
 
 def simulated_decoder(device: Simulated, vocabulary: int, context: int = 2048) -> Decoder:
@@ -234,3 +195,25 @@ def simulated_decoder(device: Simulated, vocabulary: int, context: int = 2048) -
     facts = ModelFacts("oracle", 1, vocabulary, context, None, None)
     cache = KVCache(model.layer_shapes, context + 256, context + 256)
     return Decoder(CudaGraphs(model, cache, facts, context, capture=device.capture))
+
+
+class Again:
+    """Captures work by doing it again, Python and all, and counts captures and replays; the next
+    captures raise `errors`, None for none."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.captures = self.replays = 0
+
+    def __call__(self, work: Work) -> Work:
+        self.captures += 1
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
+        work()
+
+        @torch.inference_mode()
+        def replay() -> None:
+            self.replays += 1
+            work()
+
+        return replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -26,26 +27,15 @@ CPU = Device("cpu", "cpu", "Some Processor", int(32e9), 2)
 DEMO = Path(ladecli.__file__).with_name("demo")
 """The folder of the bundled model."""
 LLAMA_7B: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "float16"},
+    **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000},
     "max_position_embeddings": 4096,
-    "vocab_size": 32000,
-    "torch_dtype": "float16",
 }
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
 """What a clone without Git LFS has in place of a file."""
-SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 1000,
-}
+SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4, "vocab_size": 1000}
 
 
 def plan(
@@ -70,9 +60,8 @@ def stating(file: str, **values: Any) -> Callable[[Path], object]:
 
 def holding(name: str, data: str | bytes) -> Callable[[Path], object]:
     """What puts something into a file of a folder."""
-    return lambda folder: (folder / name).write_bytes(
-        data if isinstance(data, bytes) else data.encode()
-    )
+    content = data if isinstance(data, bytes) else data.encode()
+    return lambda folder: (folder / name).write_bytes(content)
 
 
 def renaming(file: str, names: Callable[[str], Iterable[str]]) -> Callable[[Path], object]:
@@ -80,8 +69,8 @@ def renaming(file: str, names: Callable[[str], Iterable[str]]) -> Callable[[Path
 
     def change(folder: Path) -> None:
         path = folder / file
-        found = {new: x.clone() for name, x in load_file(path).items() for new in names(name)}
-        save_file(found, path, metadata={"format": "pt"})
+        tensors = {new: x.clone() for name, x in load_file(path).items() for new in names(name)}
+        save_file(tensors, path, metadata={"format": "pt"})
 
     return change
 
@@ -110,20 +99,13 @@ def copied(folder: str | Path, copy: Path, *changes: Callable[[Path], object]) -
 
 
 def weights(*tensors: tuple[str, tuple[int, ...]], missing: int = 0) -> tuple[bytes, int]:
-    """The head of a safetensors file, and the size of the whole.
-
-    Args:
-        tensors: type and shape of each.
-        missing: bytes to leave out at the end.
-    """
+    """Return the head of a safetensors file of types and shapes, and the size of the whole; the
+    file lacks `missing` bytes at its end."""
     sizes = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U8": 1, "F8_E4M3": 1}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for number, (kind, shape) in enumerate(tensors):
-        count = 1
-        for length in shape:
-            count *= length
-        begin, end = end, end + count * sizes[kind]
+        begin, end = end, end + math.prod(shape) * sizes[kind]
         header[f"t{number}"] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text, 8 + len(text) + end - missing
@@ -157,13 +139,13 @@ def add_model(
     if main:
         (root / "refs").mkdir(exist_ok=True)
         (root / "refs" / "main").write_text(revision)
-    every: dict[str, tuple[bytes, int] | bytes | None] = dict(files or {})
+    all_files: dict[str, tuple[bytes, int] | bytes | None] = dict(files or {})
     if config is not None:
         text = config if isinstance(config, str) else json.dumps(config)
-        every["config.json"] = text.encode()
+        all_files["config.json"] = text.encode()
     if tokenizer:
-        every["tokenizer.json"] = b"{}"
-    for number, (path, contents) in enumerate(sorted(every.items())):
+        all_files["tokenizer.json"] = b"{}"
+    for number, (path, contents) in enumerate(sorted(all_files.items())):
         blob = root / "blobs" / f"{revision[0]}{number:039d}"
         if contents is not None:
             head, size = contents if isinstance(contents, tuple) else (contents, len(contents))
@@ -186,14 +168,8 @@ def use_devices(
     free: float = 16e9,
     capability: str | None = None,
 ) -> None:
-    """Let these be the devices of the machine, the preferred one first.
-
-    Args:
-        monkeypatch: of the test.
-        devices: a processor comes last.
-        free: bytes of memory that are free on each.
-        capability: compute capability of the first one.
-    """
+    """Let these be the devices of the machine, the preferred one first and a processor last, with
+    so many bytes free on each, and the compute capability of the first one."""
     driver = "550.54.15" if devices[0].kind == "cuda" else None
     known = device.Details(driver, capability, 8)
     for module in (device, placement):

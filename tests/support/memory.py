@@ -1,10 +1,15 @@
-"""Counts the memory of tensors, on devices without numbers too."""
+"""Memory that is counted, on devices without numbers too, and memory that runs out."""
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -12,6 +17,18 @@ from torch.utils._pytree import tree_leaves
 WHOLE = {"linear", "embedding", "scaled_dot_product_attention"}
 """They hold nothing on their way on a GPU, though torch can take them apart."""
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def limit_pages(monkeypatch: pytest.MonkeyPatch, fits: Callable[[int], bool]) -> None:
+    """Let caches have pages of those sizes alone that fit."""
+    pages = mmap.mmap
+
+    def limited(place: int, size: int, **options: int) -> mmap.mmap:
+        if not fits(size):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return pages(place, size, **options)
+
+    monkeypatch.setattr(mmap, "mmap", limited)
 
 
 class Held(TorchDispatchMode):
@@ -28,21 +45,20 @@ class Held(TorchDispatchMode):
 
     @property
     def now(self) -> int:
-        """Bytes that are held."""
         return sum(self._sizes.values())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = kwargs or {}
+        options = kwargs or {}
         name = func._schema.name.partition("::")[2]
         # In inference mode they arrive before they are taken apart: a softmax of other numbers
         # than its input's makes a copy first.
         if name not in WHOLE and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self:
-                return func.decompose(*args, **given)
-        self._watch((args, given), there=True)
-        out = func(*args, **given)
+                return func.decompose(*args, **options)
+        self._watch((args, options), there=True)
+        out = func(*args, **options)
         self._watch(out)
         self.most = max(self.most, self.now)
         return out

@@ -18,81 +18,47 @@ SLIDING = 11
 """Sliding windows are shorter than the tests' prompts, so that they have something to hide."""
 
 _SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     # Tied embeddings make a random model repeat its last token for ever.
     "tie_word_embeddings": False,
 }
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [2.0, 3.0, 4.0, 5.0],
-    "original_max_position_embeddings": 40,
-    "factor": 4.0,
-}
+
+
+def _rope(kind: str, original: int, **settings: Any) -> dict[str, Any]:
+    settings |= {"original_max_position_embeddings": original} if original else {}
+    return {"rope_type": kind, "rope_theta": 10000.0, **settings}
+
+
+_LLAMA3 = _rope("llama3", 64, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+LONG_ROPE = _rope("longrope", 40, factor=4.0, **_FACTORS)
+_LONG = {"rope_parameters": LONG_ROPE, "max_position_embeddings": 160}
+_DYNAMIC = {"rope_parameters": _rope("dynamic", 0, factor=4.0), "max_position_embeddings": 40}
 # Queries grow with their position from the original length on.
-_GROWING = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 32,
-    "llama_4_scaling_beta": 0.5,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
+_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+_GROWING = _rope("yarn", 32, factor=8.0, llama_4_scaling_beta=0.5, **_YARN)
 _MIXED = {"sliding_window": SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
 _QWEN = {"use_sliding_window": True, "sliding_window": SLIDING, "max_window_layers": 1}
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8} | _MIXED
-_GEMMA4 = {
-    "head_dim": 8,
-    "global_head_dim": 16,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 8,
-}
+_GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 8}
+_GEMMA4 |= {"vocab_size_per_layer_input": VOCABULARY}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _GROUPED = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-_HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_HALF_ROPE = _rope("default", 0, partial_rotary_factor=0.5)
+_SCALES = {"logits_scaling": 2.0, "residual_multiplier": 0.7, "embedding_multiplier": 3.0}
+_LORA = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 16}
+_LORA |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
 
 OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama3": ("llama", {"rope_parameters": _LLAMA3}),
     "llama_bias": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     "llama_tied": ("llama", {"tie_word_embeddings": True, "head_dim": 16}),
-    "llama_dynamic": (
-        "llama",
-        {
-            "max_position_embeddings": 40,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
-        },
-    ),
+    "llama_dynamic": ("llama", _DYNAMIC),
     "mistral": ("mistral", {"sliding_window": SLIDING}),
-    "mistral_long": (
-        "mistral",
-        {
-            "sliding_window": SLIDING,
-            "rope_parameters": LONG_ROPE,
-            "max_position_embeddings": 160,
-        },
-    ),
+    "mistral_long": ("mistral", {"sliding_window": SLIDING} | _LONG),
     "ministral": ("ministral", {"head_dim": 8} | _MIXED),
     "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": _GROWING}),
     "qwen2": ("qwen2", _QWEN),
@@ -102,25 +68,10 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", _GEMMA),
     "phi3": ("phi3", {"sliding_window": SLIDING}),
     "phi3_partial": ("phi3", {"rope_parameters": _HALF_ROPE}),
-    "phi3_long": (
-        "phi3",
-        {
-            "rope_parameters": LONG_ROPE,
-            "original_max_position_embeddings": 40,
-            "max_position_embeddings": 160,
-        },
-    ),
+    "phi3_long": ("phi3", {"original_max_position_embeddings": 40} | _LONG),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", _MIXED),
-    "granite": (
-        "granite",
-        {
-            "logits_scaling": 2.0,
-            "residual_multiplier": 0.7,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-        },
-    ),
+    "granite": ("granite", {"attention_multiplier": 0.2} | _SCALES),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]} | _QWEN),
     "glm": ("glm", {"head_dim": 8}),
     "glm4": ("glm4", {"head_dim": 8, "attention_bias": True}),
@@ -150,20 +101,7 @@ STOCK: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {"head_dim": 8, "num_experts": 4} | _EXPERTS),
     "glm4_moe": ("glm4_moe", {"head_dim": 8, "n_routed_experts": 4} | _EXPERTS | _GROUPED),
     "ernie4_5_moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2} | _EXPERTS),
-    "deepseek_v3": (
-        "deepseek_v3",
-        {
-            "num_key_value_heads": 4,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 16,
-            "n_routed_experts": 4,
-        }
-        | _EXPERTS
-        | _GROUPED,
-    ),
+    "deepseek_v3": ("deepseek_v3", {"n_routed_experts": 4} | _LORA | _EXPERTS | _GROUPED),
 }
 """The same for those that run on transformers' forward."""
 
@@ -177,17 +115,17 @@ FAMILIES = OWN | STOCK
 
 @cache
 def model_of(family: str) -> Any:
-    """A random model of the family, the same at every call; tests must not change it."""
+    """Return a random model of the family, the same at every call; tests must not change it."""
     return new_model(family)
 
 
 def new_model(family: str, **extra: Any) -> Any:
-    """A random model of any family in float32, with more settings or others."""
+    """Return a random model of any family in float32, with more settings or others."""
     model_type, settings = FAMILIES.get(family, (family, {}))
-    shape = dict(_SHAPE)
+    common = [*_SHAPE]
     if model_type == "gpt2":
-        kept = ("vocab_size", "bos_token_id", "eos_token_id", "tie_word_embeddings")
-        shape = {name: shape[name] for name in kept}
+        common = ["vocab_size", "bos_token_id", "eos_token_id", "tie_word_embeddings"]
+    shape = {name: _SHAPE[name] for name in common}
     config = CONFIG_MAPPING[model_type](**{**shape, **settings, **extra})
     generator = torch.Generator().manual_seed(sum(map(ord, family)))
     attention = {"attn_implementation": "eager"} if needs_eager(config) else {}
@@ -204,14 +142,14 @@ def new_model(family: str, **extra: Any) -> Any:
 
 
 def saved(folder: Path, family: str, **extra: Any) -> str:
-    """A folder with such a model and a tokenizer; its name."""
+    """Save such a model and a tokenizer; return the name of their folder."""
     new_model(family, **extra).save_pretrained(folder)
     byte_level().save_pretrained(folder)
     return str(folder)
 
 
 def prompt_for(family: str, length: int = 24) -> list[int]:
-    """Random tokens without special ones, with a part that repeats."""
+    """Return random tokens without special ones, with a part that repeats."""
     generator = torch.Generator().manual_seed(len(family))
     tokens = torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
     return (tokens + tokens[: length // 2])[-length:] if length > 1 else tokens

@@ -21,7 +21,7 @@ from ladecli.decoder.executor import Executor, Read, T
 from ladecli.decoder.kv_cache import LayerShape, StepCache
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.model.families import ModelFacts
-from ladecli.decoder.model.forward import Drafts, Forward, Operations, StepInputs
+from ladecli.decoder.model.forward import Drafts, Operations, StepInputs
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ class Oracle:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """One layer of one head: keys are token and position, values the token."""
-        return [LayerShape(1, 2, 1, torch.float32, CPU)]
+        return [LayerShape(1, 2, 1, torch.float32, self.device)]
 
     def use(self, operations: Operations) -> None:
         """There are no kernels."""
@@ -76,7 +76,6 @@ class Oracle:
         return self.logits([texts[output] for output in outputs])
 
     def logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """[texts, vocabulary]."""
         logits = torch.zeros(len(texts), self.vocabulary)
         for row, text in enumerate(texts):
             logits[row, self.rule(text)] = 1.0
@@ -84,21 +83,19 @@ class Oracle:
 
 
 class Markov(Oracle):
-    """Gives every token the logits in the row of the token before it.
-
-    Args:
-        table: logits, [vocabulary, vocabulary].
-    """
+    """Gives every token the logits in the row of the token before it, [tokens, vocabulary]; after
+    the last row the first one follows."""
 
     def __init__(self, table: Tensor) -> None:
-        super().__init__(lambda text: 0, len(table))
+        super().__init__(lambda text: 0, table.shape[1])
         self.table = table
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Logits of `step.outputs`; there is no need to look at the text."""
+        """Return the logits of `step.outputs`; there is no need to look at the text."""
         written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
         cache.write(0, written, written[..., :1])
-        return self.table[step.tokens if step.outputs is None else step.tokens[step.outputs]]
+        tokens = step.tokens if step.outputs is None else step.tokens[step.outputs]
+        return self.table[tokens % len(self.table)]
 
 
 class Captured(Executor):
@@ -107,7 +104,6 @@ class Captured(Executor):
     overlaps = True
 
     def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
-        """Run the step at once."""
         return read(self.run(layout))
 
 
@@ -137,26 +133,14 @@ def cached_ids(decoder: Decoder) -> list[int]:
     return [int(token) for token in keys[0, : decoder.cache.length, 0]]
 
 
-class Changed:
-    """A forward that lets a function change the logits of every step; it may raise an error.
-
-    At the end, so that the step has written whatever it writes to the cache.
-    """
-
-    def __init__(self, inner: Forward, change: Callable[[StepInputs, Tensor], Tensor]) -> None:
-        self.inner, self.change = inner, change
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Run the step, then call the function."""
-        return self.change(step, self.inner.forward(step, cache))
-
-
 def change_logits(decoder: Decoder, change: Callable[[StepInputs, Tensor], Tensor]) -> None:
-    """Let a function change the logits of every forward of a decoder."""
-    decoder.executor.model = Changed(decoder.executor.model, change)
+    """Let a function change the logits of every forward of a decoder, or raise an error.
+
+    It is called at the end, so that the step has written whatever it writes to the cache.
+    """
+    model: Any = decoder.executor.model
+    forward = model.forward
+    model.forward = lambda step, cache: change(step, forward(step, cache))
 
 
 def watch(decoder: Decoder, after: Callable[[StepInputs], object]) -> Decoder:
@@ -171,23 +155,23 @@ def watch(decoder: Decoder, after: Callable[[StepInputs], object]) -> Decoder:
 
 
 def run_out(decoder: Decoder, fails: Callable[[StepInputs], bool]) -> list[int]:
-    """Let forwards run out of memory where `fails` is true; returns the widths of the others."""
-    ran: list[int] = []
+    """Let forwards run out of memory if `fails` is true; return the widths of the others."""
+    widths: list[int] = []
 
     def after(step: StepInputs) -> None:
         if fails(step):
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
-        ran.append(len(step.tokens))
+        widths.append(len(step.tokens))
 
     watch(decoder, after)
-    return ran
+    return widths
 
 
 def change_decoders(monkeypatch: pytest.MonkeyPatch, change: Callable[[Decoder], object]) -> None:
     """Change the decoder of every session from now on, once its trial steps have passed."""
 
-    def load(*given: Any, **options: Any) -> Decoder:
-        decoder = load_decoder(*given, **options)
+    def load(*args: Any, **options: Any) -> Decoder:
+        decoder = load_decoder(*args, **options)
         change(decoder)
         return decoder
 
@@ -196,13 +180,8 @@ def change_decoders(monkeypatch: pytest.MonkeyPatch, change: Callable[[Decoder],
 
 def during_forward(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
     """Let something happen in that forward of the sessions' texts from now on, counted from 1."""
-    count = itertools.count(1)
-
-    def after(_step: StepInputs) -> None:
-        if next(count) == number:
-            act()
-
-    change_decoders(monkeypatch, lambda each: watch(each, after))
+    numbers = itertools.count(1)
+    change_decoders(monkeypatch, lambda x: watch(x, lambda _: next(numbers) == number and act()))
 
 
 def spells(text: Sequence[int]) -> Rule:

@@ -44,8 +44,8 @@ class Result:
 
     def json(self, code: int = 0) -> Any:
         """The object that a command printed, which ended with this exit code."""
-        (found,) = self.rows(code)
-        return found
+        (row,) = self.rows(code)
+        return row
 
     def rows(self, code: int = 0) -> list[Any]:
         """The objects that a command printed, one a line; the same."""
@@ -64,7 +64,6 @@ class Forked:
     """`lade` as a process of its own, in a process group of its own.
 
     Args:
-        arguments: of the command line.
         streams: standard input, output and errors; they stay open here.
         env: all its variables.
         terminal: whether the streams are a terminal, which becomes the program's own.
@@ -83,8 +82,8 @@ class Forked:
     ) -> None:
         # The one kind of object that carries a descriptor to such a process.
         lent = [None if s is None else Connection(os.dup(s)) for s in streams]
-        options = ([*arguments], lent, {**env}, os.getcwd(), terminal, ranks, main)
-        self.process = SERVER.Process(target=_run, args=options, daemon=True)
+        args = ([*arguments], lent, {**env}, os.getcwd(), terminal, ranks, main)
+        self.process = SERVER.Process(target=_run, args=args, daemon=True)
         self.process.start()
         for connection in filter(None, lent):
             connection.close()
@@ -99,13 +98,7 @@ class Forked:
 
 
 class Program(Forked):
-    """One whose streams are files.
-
-    Args:
-        arguments: of the command line.
-        text: what it reads.
-        env: variables beside the test's own.
-    """
+    """A program whose streams are files; it reads `text`, and has variables beside the test's."""
 
     def __init__(self, *arguments: str, text: str = "", **env: str) -> None:
         self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115  (`ended`)
@@ -116,12 +109,12 @@ class Program(Forked):
 
     def ended(self) -> subprocess.CompletedProcess[str]:
         """Wait for its end."""
-        code, said = self.wait(), []
+        code, texts = self.wait(), []
         for file in self._files:
             file.seek(0)
-            said.append(file.read().decode())
+            texts.append(file.read().decode())
             file.close()
-        return subprocess.CompletedProcess(self.arguments, code, *said[1:])
+        return subprocess.CompletedProcess(self.arguments, code, *texts[1:])
 
 
 def lade(*arguments: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -145,12 +138,12 @@ class Spawn(pexpect.spawn):
     """`pexpect.spawn` for commands that begin with `python -m ladecli`."""
 
     def _spawnpty(
-        self, args: list[str] | list[bytes], env: Mapping[str, str] | None, **given: Any
+        self, args: list[str] | list[bytes], env: Mapping[str, str] | None, **options: Any
     ) -> Any:
         _, *command = map(os.fsdecode, args)
         assert command[:2] == ["-m", "ladecli"]
         ours, theirs = pty.openpty()
-        ptyprocess.ptyprocess._setwinsize(ours, *given["dimensions"])
+        ptyprocess.ptyprocess._setwinsize(ours, *options["dimensions"])
         program = Forked(command[2:], [theirs] * 3, os.environ if env is None else env, True)
         os.close(theirs)
         return _Child(program, ours)

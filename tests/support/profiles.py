@@ -27,21 +27,11 @@ origin = "measured: here"
 def shape(
     parameters: float = 6.74e9, weights: str = "bfloat16", compute: str = "bfloat16"
 ) -> ModelSpec:
-    """A model with the proportions of a Llama of 7B."""
-    return ModelSpec(
-        parameters=parameters,
-        active=parameters,
-        weights=weights,
-        weight_bytes=2 * parameters,
-        compute=compute,
-        layers=32,
-        hidden=4096,
-        inner=11008,
-        heads=32,
-        kv_heads=32,
-        head_size=128,
-        vocabulary=32000,
-    )
+    """Return a model with the proportions of a Llama of 7B."""
+    size = {"parameters": parameters, "active": parameters, "weight_bytes": 2 * parameters}
+    layers = {"layers": 32, "hidden": 4096, "inner": 11008, "vocabulary": 32000}
+    heads = {"heads": 32, "kv_heads": 32, "head_size": 128}
+    return ModelSpec(weights=weights, compute=compute, **size, **layers, **heads)
 
 
 DEMO = shape(3148224, "float32", "float32")
@@ -49,7 +39,7 @@ DEMO = shape(3148224, "float32", "float32")
 
 
 def put(name: str, text: str) -> Path:
-    """A file among the user's profiles."""
+    """Write a file among the user's profiles."""
     path = user.path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

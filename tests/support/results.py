@@ -6,13 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 
-from ladecli.bench.result import (
-    SCHEMA,
-    Method,
-    Result,
-    Run,
-    TimeSpent,
-)
+from ladecli.bench.result import SCHEMA, Method, Result, Run, TimeSpent
 
 MACHINE = {
     "device": "Test CPU", "kind": "cpu", "memory": 8 << 30, "threads": 1, "system": "Linux x86_64",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,17 +46,11 @@ class Scripted:
 
     def write(self, folder: Path) -> str:
         """Make the folder; its name."""
-        words = PreTrainedTokenizerFast(
-            tokenizer_object=byte_level().backend_tokenizer.from_str(
-                byte_level().backend_tokenizer.to_str()
-            ),
-            eos_token="<|end|>",
-        )
-        words.add_tokens([AddedToken(each, special=True) for each in self.special])
-        new = [each for each in (self.cue, *self.script) if len(words.tokenize(each)) > 1]
-        words.add_tokens([AddedToken(each, special=False, normalized=False) for each in new])
-        words.eos_token = self.end
-        template = self.template
+        words = copy.deepcopy(byte_level())
+        words.add_tokens([AddedToken(text, special=True) for text in self.special])
+        new = [text for text in (self.cue, *self.script) if len(words.tokenize(text)) > 1]
+        words.add_tokens([AddedToken(text, special=False, normalized=False) for text in new])
+        words.eos_token, template = self.end, self.template
         words.chat_template = template if isinstance(template, str) else dict(template)
         for key, value in (self.tokenizer or {}).items():
             setattr(words, key, value)
@@ -66,9 +61,9 @@ class Scripted:
         return str(folder)
 
     def _successors(self, tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
-        said = [tokenizer.encode(each, add_special_tokens=False) for each in self.script]
+        parts = [tokenizer.encode(text, add_special_tokens=False) for text in self.script]
         first = tokenizer.encode(self.cue, add_special_tokens=False)[-1]
-        chain = [first, *(token for ids in said for token in ids)]
+        chain = [first, *(token for ids in parts for token in ids)]
         assert len({*chain}) == len(chain), "a token occurs twice"
         return dict(pairwise(chain))
 
@@ -78,20 +73,11 @@ def model_that_says(
 ) -> LlamaForCausalLM:
     """A Llama in which every token is followed by its successor, or else by `end`."""
     hidden = -(-vocabulary // 16) * 16
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=context,
-        eos_token_id=end,
-        bos_token_id=None,
-        tie_word_embeddings=False,
-    )
+    shape = {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": 16}
+    shape |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
+    tokens = {"eos_token_id": end, "bos_token_id": None, "tie_word_embeddings": False}
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(**shape, **tokens, max_position_embeddings=context))
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(torch.eye(vocabulary, hidden))
         model.lm_head.weight.zero_()

@@ -28,15 +28,8 @@ class Screen(io.StringIO):
 
 
 class Terminal:
-    """`lade` in a terminal of its own.
-
-    Args:
-        arguments: of the command line.
-        columns, lines: size of the screen.
-        env: variables beside the test's own.
-        command: what to run with the arguments.
-        forked: whether the program begins with everything imported, see `processes`.
-    """
+    """`lade` in a terminal of its own, with variables beside the test's; a `forked` program begins
+    with everything imported, see `processes`."""
 
     def __init__(
         self,
@@ -71,7 +64,6 @@ class Terminal:
         self.child.close(force=True)
 
     def send(self, text: str) -> None:
-        """Type something."""
         self.child.send(text)
 
     def enter(self, text: str) -> None:
@@ -124,7 +116,6 @@ class Terminal:
         return "\n".join([*self.above(), *self.rows()]).rstrip()
 
     def rows(self) -> list[str]:
-        """The rows of the screen."""
         return [row.rstrip() for row in self.screen.display]
 
     def above(self) -> list[str]:

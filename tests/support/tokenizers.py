@@ -33,21 +33,10 @@ def byte_fallback() -> PreTrainedTokenizerFast:
     """As Llama 2, Mistral, Gemma: characters, and single bytes for unknown ones."""
     known = sorted({c for text in CORPUS[:2] for c in text if c != " "} | {"▁"})
     pieces = ["<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *known]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={piece: i for i, piece in enumerate(pieces)},
-            merges=[],
-            unk_token="<unk>",
-            byte_fallback=True,
-        )
-    )
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    model = models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")

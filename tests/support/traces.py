@@ -48,12 +48,7 @@ def events_of(name: str) -> tuple[TextEvent, ...]:
 def record(path: Path, name: str) -> Path:
     """Write the trace of one of `SETTINGS`."""
     events = events_of(name)
-    header = Header(
-        model="demo",
-        prompt=PROMPT,
-        prompt_tokens=7,
-        settings=describe(SETTINGS[name]),
-    )
+    header = Header(model="demo", prompt=PROMPT, prompt_tokens=7, settings=describe(SETTINGS[name]))
     return write(path, Trace(header, events, {}), speller(demo().session.loaded.tokenizer))
 
 

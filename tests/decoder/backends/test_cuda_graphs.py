@@ -6,7 +6,6 @@ What is captured here is done again in replays, Python and all, on a CPU.
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.strategy import Draft
 from tests.support.decoding import decoder_of, ids_of, run, steps_of, transformers_ids, use
-from tests.support.graphs import Again
+from tests.support.device import Again
 from tests.support.models import model_of, new_model, prompt_for
 from tests.support.oracle import Oracle, counts
 
@@ -33,6 +32,8 @@ CPU = torch.device("cpu")
 FAMILIES = ("llama", "gemma2", "phi3_long", "glm4", "smollm3", "gpt2")
 """They differ in what a capture holds by address: positions, rotary embedding and masks."""
 CONFIG = LookaheadConfig(4, 4, 4, 24)
+CONTEXT = LookaheadConfig(4, 4, 4, 24, sources=("context",))
+"""Its steps have many widths."""
 SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
 
 
@@ -71,17 +72,16 @@ def test_no_token_sees_padding() -> None:
     model = Oracle(counts)
     decoder = fake_decoder(model, Again())
     for strategy in ("lookahead", "jacobi", "prompt-lookup", "autoregressive"):
-        text = ids_of(run(decoder, [15, 16, 17], strategy, replace(CONFIG, sources=("context",))))
+        text = ids_of(run(decoder, [15, 16, 17], strategy, CONTEXT))
         assert text == [10 + (token - 9) % 20 for token in [17, *text[:-1]]]
     # Rows of padding are there, and see themselves.
     assert {1, 4} <= {len(texts) for texts in model.steps} <= {1, 2, 3, 4, 8, 16, 24}
 
 
 def test_a_cache_may_grow_under_captured_steps() -> None:
-    model = new_model("llama", max_position_embeddings=1024)
+    model, capture = new_model("llama", max_position_embeddings=1024), Again()
     prompt, new = prompt_for("llama", 480), Limits(50)
     expected = ids_of(run(load_decoder(model, join=False), prompt, limits=new))
-    capture = Again()
     decoder = load_decoder(model, join=False, cuda_graphs=True, capture=capture)
     assert ids_of(run(decoder, prompt, "lookahead", CONFIG, limits=new)) == expected
     assert decoder.cache.slots > 512
@@ -101,11 +101,9 @@ def test_the_context_may_be_full() -> None:
 
 
 def test_long_pending_text_and_very_wide_steps_are_not_captured() -> None:
-    capture = Again()
-    model = Oracle(counts)
+    capture, model = Again(), Oracle(counts)
     decoder = fake_decoder(model, capture, context=2048)
-    prompt = [10 + i % 20 for i in range(300)]
-    run(decoder, prompt, limits=Limits(1))
+    run(decoder, [10 + i % 20 for i in range(300)], limits=Limits(1))
     assert capture.captures == 0
     config = LookaheadConfig(4, 4, 4, 600, ("trajectory", "context"), widths=(1, 600))
     run(decoder, [15], "lookahead", config, limits=Limits(20))
@@ -120,21 +118,15 @@ class Stale(Again):
         return lambda: None
 
 
-@pytest.mark.parametrize(
-    "capture",
-    [
-        Again(*[ValueError("not that\nat all")] * 2),
-        Again(torch.OutOfMemoryError("CUDA out of memory")),
-        Stale(),
-    ],
-    ids=["failed", "memory", "wrong"],
-)
+FAILED, NO_MEMORY = [ValueError("not that\nat all")] * 2, [torch.OutOfMemoryError("CUDA out of")]
+
+
+@pytest.mark.parametrize("capture", [Again(*FAILED), Again(*NO_MEMORY), Stale()])
 def test_captures_that_fail_at_load_are_done_without(capture: Again) -> None:
     decoder, prompt = captured("llama", capture), prompt_for("llama")
     expected = ids_of(run(decoder_of("llama"), prompt))
-    config = replace(CONFIG, sources=("context",))  # its steps have many widths
     for _ in range(2):
-        assert ids_of(run(decoder, prompt, "lookahead", config)) == expected
+        assert ids_of(run(decoder, prompt, "lookahead", CONTEXT)) == expected
     assert not decoder.executor.overlaps
     (notice,) = decoder.executor.notices
     assert "without CUDA graphs" in notice
@@ -144,19 +136,16 @@ def test_captures_that_fail_at_load_are_done_without(capture: Again) -> None:
 def test_a_capture_that_fails_is_tried_once_more() -> None:
     capture = Again(None, None, RuntimeError("another thread was at work"))
     decoder = fake_decoder(Oracle(counts), capture)
-    run(decoder, [15, 16, 17], "lookahead", replace(CONFIG, sources=("context",)))
+    run(decoder, [15, 16, 17], "lookahead", CONTEXT)
     assert capture.errors == []
     assert not decoder.executor.notices
 
 
-@pytest.mark.parametrize(
-    "errors", [[torch.OutOfMemoryError("CUDA out of memory")], [ValueError("no"), ValueError("no")]]
-)
+@pytest.mark.parametrize("errors", [FAILED, NO_MEMORY], ids=["failed", "memory"])
 def test_a_width_that_cannot_be_captured_is_done_without(errors: list[Exception]) -> None:
     decoder = fake_decoder(Oracle(counts), Again(None, None, *errors))
-    config = replace(CONFIG, sources=("context",))
     for _ in range(2):
-        text = ids_of(run(decoder, [15, 16, 17], "lookahead", config))
+        text = ids_of(run(decoder, [15, 16, 17], "lookahead", CONTEXT))
         assert text == [10 + (token - 9) % 20 for token in [17, *text[:-1]]]
     (notice,) = decoder.executor.notices
     assert notice.startswith("some steps run without CUDA graphs")

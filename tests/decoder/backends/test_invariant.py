@@ -20,7 +20,7 @@ from ladecli.decoder.layout import build
 from ladecli.decoder.model.mask import Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
-from tests.support.decoding import ALIKE_BFLOAT16
+from tests.support.decoding import ALIKE_BFLOAT16, paths_of
 from tests.support.models import OWN, VOCABULARY, model_of, new_model
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ HEADS = ((3, 3, 64), (8, 4, 128), (4, 1, 64), (1, 8, 80), (2, 7, 96), (2, 2, 16)
 """Key heads, query heads of each, and numbers in one."""
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+@pytest.fixture
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
@@ -46,17 +46,10 @@ def random_tree(draw: random.Random, nodes: int) -> TokenTree:
     return tree
 
 
-def path_to(tree: TokenTree, node: int) -> list[int]:
-    path: list[int] = []
-    while node != ROOT:
-        path.insert(0, node)
-        node = tree.parents[node]
-    return path
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("seed", range(40))
-def test_attention_of_a_token_is_the_same_among_others(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "threads"), [(n, 1 + (n >= 40)) for n in range(52)], indirect=["threads"]
+)
+def test_attention_of_a_token_is_the_same_among_others(seed: int, threads: None) -> None:
     draw, attend = random.Random(seed), BACKENDS["invariant"]
     torch.manual_seed(seed)
     kv_heads, groups, size = draw.choice(HEADS)
@@ -66,29 +59,21 @@ def test_attention_of_a_token_is_the_same_among_others(seed: int) -> None:
     text = draw.choice([1, 1, 40, 127])
     step = build([0] * text, prefix, Draft(tree))
     count = len(step.tokens)
-    rules = Rules(
-        size**-0.5,
-        draw.choice([None, None, 7, 50, 130]),
-        draw.choice([None, None, 30.0]),
-    )
+    window, softcap = draw.choice([None, None, 7, 50, 130]), draw.choice([None, None, 30.0])
+    rules = Rules(size**-0.5, window, softcap)
     query = 2 * torch.randn(1, kv_heads * groups, count, size)
     key, value = torch.randn(2, 1, kv_heads, prefix + count, size).unbind()
     mask = StepMask(step.rows, step.positions, prefix)
     together = attend(query, key, value, mask, rules)
-    written_out = BACKENDS["reference"](query, key, value, mask, rules)
-    torch.testing.assert_close(together, written_out, atol=1e-4, rtol=1e-4)
+    expected = BACKENDS["reference"](query, key, value, mask, rules)
+    torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
     for node in draw.sample(range(len(tree)), min(len(tree), 5)):
-        path = path_to(tree, node)
+        path = paths_of(tree)[node]
         # Alone it stands after its own past, whose keys are in the order of the text.
-        seen = [*range(prefix + text), *[prefix + text + each for each in path]]
+        seen = [*range(prefix + text), *[prefix + text + above for above in path]]
         length, row = len(seen) - 1, text + node
-        alone = attend(
-            query[:, :, row : row + 1],
-            key[:, :, seen],
-            value[:, :, seen],
-            StepMask([1], [length], length),
-            rules,
-        )
+        own, mask = (key[:, :, seen], value[:, :, seen]), StepMask([1], [length], length)
+        alone = attend(query[:, :, row : row + 1], *own, mask, rules)
         assert torch.equal(alone[:, :, 0], together[:, :, row])
 
 
@@ -126,20 +111,23 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.d
         together = decoder.executor.run(layout).clone()
         decoder.cache.truncate(length)
         assert torch.equal(read(decoder, text[length : length + 1]), together[0])
-        for node in path_to(tree, deepest):
+        for node in paths_of(tree)[deepest]:
             assert torch.equal(read(decoder, [tree.tokens[node]]), together[node + 1])
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_prompts_are_read_alike_in_steps_of_any_width(family: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("family", "threads"), [("llama", 1), ("llama", 2), ("gemma2", 1)], indirect=["threads"]
+)
+def test_prompts_are_read_alike_in_steps_of_any_width(
+    family: str, dtype: torch.dtype, threads: None
+) -> None:
     decoder, draw = invariant_decoder(family, dtype), random.Random(3)
-    text = [draw.randrange(VOCABULARY) for _ in range(230)]
+    text = [draw.randrange(VOCABULARY) for _ in range(200)]
     # One by one wherever something in a step changes, see `EDGES`.
-    singly = (*[1] * 20, 72, *[1] * 8, 88, *[1] * 42)
+    singly = (13, *[1] * 5, 76, *[1] * 3, 28, *[1] * 6, 58, *[1] * 5, 6)
     whole = read(decoder, text)
-    for chunks in ((150, 80), (96, 134), (1, 200, 29), singly):
+    for chunks in ((150, 50), (96, 104), (1, 170, 29), singly):
         decoder.cache.truncate(0)
         for width in chunks:
             start = decoder.cache.length
@@ -159,11 +147,10 @@ def test_prompts_are_read_alike_in_steps_of_any_width(family: str, dtype: torch.
 def test_a_model_whose_steps_are_not_says_so(
     family: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    model = new_model(family, **settings).to(dtype)
-    decoder = load_decoder(model, attention="invariant")
+    decoder = load_decoder(new_model(family, **settings).to(dtype), attention="invariant")
     assert not decoder.batch_invariant
-    said = "not batch-invariant" in " ".join(decoder.executor.notices)
-    assert said == (family != "mamba")
+    notices = " ".join(decoder.executor.notices)
+    assert ("not batch-invariant" in notices) == (family != "mamba")
 
 
 def test_many_keys_of_little_weight_are_not_lost() -> None:
@@ -172,6 +159,6 @@ def test_many_keys_of_little_weight_are_not_lost() -> None:
     key, value = torch.zeros(1, 1, count, 16), torch.ones(1, 1, count, 16)
     key[:, :, 0], value[:, :, 0] = most / 16, 0.0
     mask = StepMask([1], [count - 1], count - 1)
-    found = invariant_attention(torch.ones(1, 1, 1, 16), key, value, mask, Rules(1.0))
+    out = invariant_attention(torch.ones(1, 1, 1, 16), key, value, mask, Rules(1.0))
     others = (count - 1) * math.exp(-most)
-    assert found.flatten().tolist() == pytest.approx([others / (1.0 + others)] * 16, rel=2e-3)
+    assert out.flatten().tolist() == pytest.approx([others / (1.0 + others)] * 16, rel=2e-3)

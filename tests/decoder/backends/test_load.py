@@ -40,15 +40,11 @@ def logits_of(forward: Forward, model: Any, text: list[int]) -> Tensor:
 
 @FAMILIES
 @pytest.mark.parametrize(
-    ("attention", "kernels"),
-    [
-        ("sdpa", False),
-        ("invariant", False),
-        pytest.param("triton", True, marks=pytest.mark.slow),  # by an interpreter
-    ],
+    "attention", ["sdpa", "invariant", pytest.param("triton", marks=pytest.mark.slow)]
 )
 @pytest.mark.usefixtures("small_weights_count")
-def test_our_forward_by_every_backend(family: str, attention: str, kernels: bool) -> None:
+def test_our_forward_by_every_backend(family: str, attention: str) -> None:
+    kernels = attention == "triton"
     if kernels and not triton_available(torch.device("cpu")):
         pytest.skip("needs triton, and TRITON_INTERPRET=1")
     model, text = model_of(family), prompt_for(family, 12)
@@ -73,5 +69,5 @@ def test_8_bits(family: str) -> None:
     model, text = copy.deepcopy(model_of(family)), prompt_for(family, 12)
     expected = logits_of(Transformer(model, facts_of(model)), model, text)
     quantise(model, torch.float32)
-    found = logits_of(make_transformer(model, facts_of(model)), model, text)
-    assert difference(found, expected, torch.int8) <= TOLERANCE[torch.int8]
+    logits = logits_of(make_transformer(model, facts_of(model)), model, text)
+    assert difference(logits, expected, torch.int8) <= TOLERANCE[torch.int8]

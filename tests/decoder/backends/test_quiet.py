@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 import warnings
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +60,20 @@ def warning_folder(model_folder: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("family", ["llama", "olmo", "stablelm", "mamba"])
 def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
-    """By our own forward, transformers', a chain of drafts and one token at a time: here, where
-    warnings are errors."""
+    """By our own forward, transformers', a chain of drafts and one token at a time: here warnings
+    are errors."""
     model, prompt = new_model(family), prompt_for(family)
     expected = transformers_ids(model, prompt, 20)
-    silent = load_decoder(model, join=False).executor
-    warned, forward = 0, model.forward
+    silent, forward, calls = load_decoder(model, join=False).executor, model.forward, count()
 
     @functools.wraps(forward)
     def warning(*args: Any, **kwargs: Any) -> Any:
-        nonlocal warned
-        warned += 1
-        warnings.warn(f"deprecated, {warned}", FutureWarning, stacklevel=1)
+        warnings.warn(f"deprecated, {next(calls)}", FutureWarning, stacklevel=1)
         return forward(*args, **kwargs)
 
     model.forward = warning
     decoder = load_decoder(model, join=False)
-    assert warned
+    assert next(calls)
     assert type(decoder.executor.model) is type(silent.model)
     assert decoder.executor.notices == silent.notices
     assert ids_of(run(decoder, prompt))[:20] == expected
@@ -89,21 +87,19 @@ def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
         "bench --limit 1 -n 9 -q --strategies autoregressive,hf",
         "verify --limit 1 -n 9 -q",
         "doctor",
+        "generate -p Hello -n 2 --debug",
     ],
 )
 def test_commands_show_no_warning(command: str, warning_folder: Path) -> None:
-    """In processes of their own, whose filters are Python's and not those of the tests."""
+    """In processes of their own, whose filters are Python's and not those of the tests; `--debug`
+    is for those who look for faults."""
     name, *options = command.split()
-    asked = (name, str(warning_folder), "--trust-remote-code", *options)
-    done = processes.lade(*asked, text="Hello\n", LADE_PROFILE="cpu")
-    assert (done.returncode, done.stderr) == (0, "")
+    arguments = (name, str(warning_folder), "--trust-remote-code", *options)
+    done = processes.lade(*arguments, text="Hello\n", LADE_PROFILE="cpu")
+    debugs = "--debug" in options
+    assert (done.returncode, bool(done.stderr)) == (0, debugs), done.stderr
+    assert ("something is deprecated, said for the 1th time" in done.stderr) == debugs
     assert done.stdout
-
-
-def test_warnings_are_shown_for_those_who_look_for_faults(warning_folder: Path) -> None:
-    asked = ("generate", str(warning_folder), "--trust-remote-code", "-p", "Hello", "-n", "2")
-    told = processes.lade(*asked, "--debug").stderr
-    assert "something is deprecated, said for the 1th time" in told
 
 
 def test_nothing_warns_while_it_is_imported(

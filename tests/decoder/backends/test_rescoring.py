@@ -27,7 +27,7 @@ FAMILIES = ("llama", "llama_dynamic", "phi3_long", "gpt2", "mistral", "gemma2")
 def gap_to(
     decoder: Decoder, family: str, sampling: SamplingConfig, other: int | None = None
 ) -> LogitGap:
-    """How far another token is from the last one that lookahead chose."""
+    """Return how far another token is from the last one that lookahead chose."""
     prompt = prompt_for(family)
     config, limits = LookaheadConfig(4, 4, 4), Limits(min(30, decoder.max_context - len(prompt)))
     events = run(decoder, prompt, "lookahead", config, sampling, limits)
@@ -98,18 +98,12 @@ def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
     assert packed.allowed > gap.allowed, "kernels of packed weights add noise of their own"
 
 
-def test_without_memory_there_is_no_answer() -> None:
-    prompt = prompt_for("llama")
-    decoder = decoder_of("llama")
-    run_out(decoder, lambda _: True)
-    rescorer = Rescorer(decoder)
-    assert rescorer.gap(prompt, len(prompt), (3, 4), 24, GREEDY) is None
-    assert decoder.cache.length == 0
-
-
-def test_where_memory_does_not_suffice_forwards_are_narrower() -> None:
+@pytest.mark.parametrize(("most", "widest"), [(30, 24), (0, None)])
+def test_forwards_are_narrower_without_memory_or_there_is_no_answer(
+    most: int, widest: int | None
+) -> None:
     prompt, decoder = prompt_for("llama"), decoder_of("llama")
-    ran = run_out(decoder, lambda step: len(step.tokens) > 30)
+    ran = run_out(decoder, lambda step: len(step.tokens) > most)
     gap = Rescorer(decoder).gap(prompt, len(prompt), (3, 4), 24, GREEDY)
-    assert gap is not None
-    assert (24 in ran, max(ran)) == (True, 24)
+    assert (gap is not None, max(ran, default=None)) == (bool(most), widest)
+    assert decoder.cache.length == 0

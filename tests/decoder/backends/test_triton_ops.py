@@ -45,11 +45,11 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
+def assert_close(out: Tensor, expected: Tensor) -> None:
     """Equal but for the order of a sum, which may round one number in half precision."""
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    near = 1e-5 if found.dtype == torch.float32 else 2e-3
-    torch.testing.assert_close(found, expected, atol=near, rtol=near)
+    assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+    near = 1e-5 if out.dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(out, expected, atol=near, rtol=near)
 
 
 def norm_of(width: int, dtype: torch.dtype, float_weight: bool, seed: int = 1) -> Norm:
@@ -69,8 +69,8 @@ def test_norms(dtype: torch.dtype, float_weight: bool, count: int, width: int) -
     x, update = randn(2, count, width + 8, dtype=dtype)[..., 8:]  # rows need not be adjacent
     norm, total = norm_of(width, dtype, float_weight), x + update
     assert_close(OPS.rms_norm(x, norm), TORCH.rms_norm(x.float(), exact(norm)).to(dtype))
-    found = OPS.add_rms_norm(x, update, norm)
-    assert_close(found, TORCH.rms_norm(total.float(), exact(norm)).to(dtype))
+    out = OPS.add_rms_norm(x, update, norm)
+    assert_close(out, TORCH.rms_norm(total.float(), exact(norm)).to(dtype))
     assert torch.equal(x, total)
 
 
@@ -116,16 +116,16 @@ def test_rope_and_write(
     cache = Cache(randn(2, kv_heads, 9, size, dtype=dtype, seed=4), start)
     norms = [norm_of(size, dtype, float_weight, seed) for seed in (1, 2)] if normed else []
     made = []
-    for ops, kind, each in ((OPS, dtype, norms), (TORCH, torch.float32, map(exact, norms))):
+    for ops, kind, normed_by in ((OPS, dtype, norms), (TORCH, torch.float32, map(exact, norms))):
         layer: Any = types.SimpleNamespace(
-            index=0, heads=Heads(heads, kv_heads, size), norms=Norms(*each)
+            index=0, heads=Heads(heads, kv_heads, size), norms=Norms(*normed_by)
         )
         cache = Cache(randn(2, kv_heads, 9, size, dtype=dtype, seed=4).to(kind), start)
         rotary = Rotary(cos.to(kind), sin.to(kind), interleaved)
         out = ops.rope_and_write(qkv.to(kind), layer, rotary, cache)
         made.append([*out, cache.numbers])
-    for found, expected in zip(*made, strict=True):
-        assert_close(found, expected.to(dtype))
+    for out, expected in zip(*made, strict=True):
+        assert_close(out, expected.to(dtype))
     assert torch.equal(made[0][-1][1].float(), made[1][-1][1]), "values are as they were"
 
 
@@ -204,19 +204,19 @@ def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability
     early = {"EARLY": capability >= 90} if "EARLY" in names else {}
     constants = constants | early
     types |= dict.fromkeys(constants, "constexpr")
-    fixed = {each.name for each in kernel.params if not each.do_not_specialize}
+    fixed = {x.name for x in kernel.params if not x.do_not_specialize}
     whole = [n for n in names if types[n][0] in "*i" and n in fixed]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
     source = triton.compiler.ASTSource(kernel, types, constants, attributes)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
     options["launch_pdl"] = early.get("EARLY", False)
-    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     binary = Path(sys.argv[1]) / "kernel.cubin"
-    binary.write_bytes(found.asm["cubin"])
+    binary.write_bytes(result.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
     stack = int(usage.partition("STACK:")[2].split()[0])
-    print(kernel.__name__, found.metadata.shared, stack, "wgmma" in found.asm["ptx"])
+    print(kernel.__name__, result.metadata.shared, stack, "wgmma" in result.asm["ptx"])
 
 
 pointers = {"*bf16": "query key value sinks out", "*fp32": "lse", "*i32": "length positions words"}

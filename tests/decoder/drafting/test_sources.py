@@ -63,12 +63,12 @@ def test_copies_take_less_than_half_the_steps_of_the_paper(
     """`tokens_per_step` are those after a text that was handed over, and is no prompt."""
     rng = random.Random(0)
     text = document(rng, 240)
-    wanted = answer(rng, text)
+    copy = answer(rng, text)
 
     def steps(prompt: list[int], config: LookaheadConfig, drafts: DraftStore | None = None) -> int:
-        model, limits = spelling(prompt + wanted), Limits(len(wanted))
+        model, limits = spelling(prompt + copy), Limits(len(copy))
         events = run(model, prompt, "lookahead", config, limits=limits, store=drafts)
-        assert ids_of(events) == wanted
+        assert ids_of(events) == copy
         return len(steps_of(events))
 
     paper = steps(text + ASK, LookaheadConfig(15, 5, 15, sources=("trajectory",)))
@@ -76,4 +76,4 @@ def test_copies_take_less_than_half_the_steps_of_the_paper(
     handed_over = DraftStore()
     handed_over.learn_text(text)
     known = steps(ASK, LookaheadConfig(5, 3, 5, 64), handed_over)
-    assert len(wanted) / known >= tokens_per_step
+    assert len(copy) / known >= tokens_per_step

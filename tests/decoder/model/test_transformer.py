@@ -29,7 +29,6 @@ from tests.support.models import OWN, model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 LLAMA = prompt_for("llama")
 
 
@@ -48,8 +47,7 @@ def own_logits(model: Any, text: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "packed"),
-    [(torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)],
+    ("dtype", "packed"), [(torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 )
 @pytest.mark.parametrize("family", OWN)
 def test_logits_are_those_of_the_model(
@@ -65,12 +63,12 @@ def test_logits_are_those_of_the_model(
     assert isinstance(decoder.executor.model, Transformer)
     assert not decoder.executor.notices
     assert not decoder.keeps_weights
-    found = logits_of(decoder, text).float()
+    logits = logits_of(decoder, text).float()
     if dtype == torch.float32:
-        torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, own, rtol=1e-4, atol=1e-4)
     else:
         allowed = 2.0 * float((own - exact).square().mean().sqrt())
-        assert float((found - exact).square().mean().sqrt()) <= allowed
+        assert float((logits - exact).square().mean().sqrt()) <= allowed
 
 
 def test_without_torchscript_python_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +84,6 @@ def test_without_torchscript_python_computes_the_same(monkeypatch: pytest.Monkey
             assert torch.equal(logits_of(decoder, text), expected)
 
 
-# Weights.
-
-
 def storages(modules: list[nn.Linear]) -> set[int]:
     return {module.weight.untyped_storage().data_ptr() for module in modules}
 
@@ -100,9 +95,6 @@ def test_joined_weights_are_held_once() -> None:
     attention = layer.self_attn
     assert len(storages([attention.q_proj, attention.k_proj, attention.v_proj])) == 1
     assert len(storages([layer.mlp.gate_proj, layer.mlp.up_proj])) == 1
-
-
-# Which forward runs a model.
 
 
 @pytest.mark.parametrize(
@@ -124,10 +116,10 @@ def test_a_wrong_row_is_noticed_and_the_models_own_forward_taken(
         model = new_model(family, rope_parameters=SOON_GROWING)
     model.bfloat16().float()  # so that weights leave the modules, in 16 bits
     expected = transformers_ids(model, prompt_for(family), 20)
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: x.clone() for name, x in model.state_dict().items()}
     monkeypatch.setitem(families.FAMILIES, model.config.model_type, row)
     decoder = load_decoder(model)
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert isinstance(decoder.executor.model, StockModel)
     (notice,) = decoder.executor.notices
     assert model.config.model_type in notice

@@ -29,8 +29,8 @@ def block_of(window: int, ngram: int, filled: bool = True) -> WindowBlock:
     return lookahead.block(7)
 
 
-def fed(share: Share) -> int:
-    """Tokens that a rank feeds for its share, the current one included."""
+def width_of(share: Share) -> int:
+    """Return the tokens that a rank feeds for its share, the current one included."""
     window = share.draft.window
     return 1 + len(share.draft.tree) + (len(window.tokens) if window else 0)
 
@@ -55,8 +55,8 @@ def seen_by(block: WindowBlock, cell: int) -> list[tuple[int, int]]:
 
 
 @given(drafts())
-def test_all_is_computed_with_what_it_sees_within_the_limit(given: tuple[Draft, list[int]]) -> None:
-    draft, loads = given
+def test_all_is_computed_with_what_it_sees_within_the_limit(case: tuple[Draft, list[int]]) -> None:
+    draft, loads = case
     cut_down, shares = partition(draft, loads)
     whole, window = cut_down.tree, cut_down.window
     # What there is no room for was added last.
@@ -80,8 +80,8 @@ def test_all_is_computed_with_what_it_sees_within_the_limit(given: tuple[Draft, 
         assert (part is None) == (not share.columns)
         for own, column in enumerate(share.columns):
             assert seen_by(part, part.last_row[own]) == seen_by(window, window.last_row[column])
-        width = fed(share) - 1 + load
-        assert fed(share) == 1 or width <= draft.limit
+        width = width_of(share) - 1 + load
+        assert width_of(share) == 1 or width <= draft.limit
         assert width <= share.draft.width
         if draft.widths and width <= draft.widths[-1]:
             assert share.draft.width in draft.widths
@@ -107,7 +107,7 @@ def test_the_widest_share_is_as_narrow_as_stretches_of_branches_allow(parents: t
     for first, second in combinations_with_replacement(range(len(paths) + 1), 2):
         parts = paths[:first], paths[first:second], paths[second:]
         best = min(best, max(1 + len({n for path in part for n in path}) for part in parts))
-    assert max(map(fed, partition(Draft(tree), [1, 1, 1])[1])) == best
+    assert max(map(width_of, partition(Draft(tree), [1, 1, 1])[1])) == best
 
 
 def test_a_window_that_does_not_fit_leaves_its_room_to_candidates() -> None:
