@@ -184,25 +184,18 @@ class SamplingConfig:
     """The noise of a position depends only on this and the position."""
 
     def __post_init__(self) -> None:
-        # Written as `not (in range)` so that NaN is refused too.
-        if self.temperature != 0.0 and not 1.0 / EXTREME <= self.temperature <= EXTREME:
-            raise ConfigError(
-                f"temperature must be 0, or from {1.0 / EXTREME:g} to {EXTREME:g}, not"
-                f" {self.temperature}"
-            )
-        if self.top_k < 0:
-            raise ConfigError(f"top-k must be 0 (off) or more, not {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top-p must be in (0, 1], not {self.top_p}")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ConfigError(f"min-p must be in [0, 1], not {self.min_p}")
-        if not 1.0 / EXTREME <= self.repetition_penalty <= EXTREME:
-            raise ConfigError(
-                f"repetition-penalty must be from {1.0 / EXTREME:g} to {EXTREME:g}, not"
-                f" {self.repetition_penalty}"
-            )
-        if not -(2**63) <= self.seed < 2**64:
-            raise ConfigError(f"seed must be in [-2**63, 2**64), not {self.seed}")
+        tempered, top_p, penalty = self.temperature, self.top_p, self.repetition_penalty
+        least, most, span = 1.0 / EXTREME, EXTREME, f"from {1.0 / EXTREME:g} to {EXTREME:g}"
+        for name, value, fits, allowed in (  # a NaN fits nowhere
+            ("temperature", tempered, self.greedy or least <= tempered <= most, f"0, or {span}"),
+            ("top-k", self.top_k, self.top_k >= 0, "0 (off) or more"),
+            ("top-p", top_p, 0.0 < top_p <= 1.0, "in (0, 1]"),
+            ("min-p", self.min_p, 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("repetition-penalty", penalty, least <= penalty <= most, span),
+            ("seed", self.seed, -(2**63) <= self.seed < 2**64, "in [-2**63, 2**64)"),
+        ):
+            if not fits:
+                raise ConfigError(f"{name} must be {allowed}, not {value}")
 
     @property
     def greedy(self) -> bool:
