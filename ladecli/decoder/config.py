@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import pairwise
 
 from .drafting import sources
@@ -36,35 +34,11 @@ EXTREME = 1e15
 range of float32, even together."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """The widths of captured steps; wider ones have a multiple of the last."""
-NO_TRITON = (
-    "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0; use"
-    " --attention auto"
-)
 
 
 def chunk_on(device: str) -> int:
     """Return how many prompt tokens a kind of device reads in one forward."""
     return CPU_CHUNK if device == "cpu" else PREFILL_CHUNK
-
-
-def check_attention(name: str, device: str) -> None:
-    """Refuse an attention backend that cannot run on a kind of device; imports nothing.
-
-    Raises:
-        ConfigError: it needs a package, or another kind of device.
-    """
-    if name == "invariant" and device != "cpu":
-        raise ConfigError(
-            "batch-invariant steps are for a model on a CPU; add --device cpu, or leave"
-            " --batch-invariant out"
-        )
-    if name == "flash" and (device != "cuda" or find_spec("flash_attn") is None):
-        raise ConfigError(
-            "attention 'flash' needs the package flash-attn and a CUDA GPU; use --attention auto"
-        )
-    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if name == "triton" and (find_spec("triton") is None or not (device == "cuda" or interpreted)):
-        raise ConfigError(NO_TRITON)
 
 
 def captured_width(tokens: int) -> int:
