@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import pairwise
 
 from .drafting import sources
@@ -36,35 +34,11 @@ EXTREME = 1e15
 range of float32, even together."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """The widths of captured steps; wider ones have a multiple of the last."""
-NO_TRITON = (
-    "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0; use"
-    " --attention auto"
-)
 
 
 def chunk_on(device: str) -> int:
     """Return how many prompt tokens a kind of device reads in one forward."""
     return CPU_CHUNK if device == "cpu" else PREFILL_CHUNK
-
-
-def check_attention(name: str, device: str) -> None:
-    """Refuse an attention backend that cannot run on a kind of device; imports nothing.
-
-    Raises:
-        ConfigError: it needs a package, or another kind of device.
-    """
-    if name == "invariant" and device != "cpu":
-        raise ConfigError(
-            "batch-invariant steps are for a model on a CPU; add --device cpu, or leave"
-            " --batch-invariant out"
-        )
-    if name == "flash" and (device != "cuda" or find_spec("flash_attn") is None):
-        raise ConfigError(
-            "attention 'flash' needs the package flash-attn and a CUDA GPU; use --attention auto"
-        )
-    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if name == "triton" and (find_spec("triton") is None or not (device == "cuda" or interpreted)):
-        raise ConfigError(NO_TRITON)
 
 
 def captured_width(tokens: int) -> int:
@@ -184,25 +158,18 @@ class SamplingConfig:
     """The noise of a position depends only on this and the position."""
 
     def __post_init__(self) -> None:
-        # Written as `not (in range)` so that NaN is refused too.
-        if self.temperature != 0.0 and not 1.0 / EXTREME <= self.temperature <= EXTREME:
-            raise ConfigError(
-                f"temperature must be 0, or from {1.0 / EXTREME:g} to {EXTREME:g}, not"
-                f" {self.temperature}"
-            )
-        if self.top_k < 0:
-            raise ConfigError(f"top-k must be 0 (off) or more, not {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top-p must be in (0, 1], not {self.top_p}")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ConfigError(f"min-p must be in [0, 1], not {self.min_p}")
-        if not 1.0 / EXTREME <= self.repetition_penalty <= EXTREME:
-            raise ConfigError(
-                f"repetition-penalty must be from {1.0 / EXTREME:g} to {EXTREME:g}, not"
-                f" {self.repetition_penalty}"
-            )
-        if not -(2**63) <= self.seed < 2**64:
-            raise ConfigError(f"seed must be in [-2**63, 2**64), not {self.seed}")
+        tempered, top_p, penalty = self.temperature, self.top_p, self.repetition_penalty
+        least, most, span = 1.0 / EXTREME, EXTREME, f"from {1.0 / EXTREME:g} to {EXTREME:g}"
+        for name, value, fits, allowed in (  # a NaN fits nowhere
+            ("temperature", tempered, self.greedy or least <= tempered <= most, f"0, or {span}"),
+            ("top-k", self.top_k, self.top_k >= 0, "0 (off) or more"),
+            ("top-p", top_p, 0.0 < top_p <= 1.0, "in (0, 1]"),
+            ("min-p", self.min_p, 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("repetition-penalty", penalty, least <= penalty <= most, span),
+            ("seed", self.seed, -(2**63) <= self.seed < 2**64, "in [-2**63, 2**64)"),
+        ):
+            if not fits:
+                raise ConfigError(f"{name} must be {allowed}, not {value}")
 
     @property
     def greedy(self) -> bool:

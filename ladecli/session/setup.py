@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .. import profiles
-from ..decoder.config import check_attention, chunk_on
+from ..decoder.backends.needs import check_attention
+from ..decoder.config import chunk_on
 from ..errors import UsageError
 from ..models import device as machine
 from ..models import memory, placement

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..config import NO_TRITON, check_attention
 from ..errors import ConfigError
 from ..model.attention import Attend, reference_attention, sdpa_attention
 from ..model.forward import Operations
@@ -20,6 +19,7 @@ from ..model.layer import TorchOps
 from .cpu_layers import ScriptedLayers
 from .flash import flash_attention
 from .invariant import InvariantOps, invariant_attention
+from .needs import NO_TRITON, check_attention
 from .quiet import quiet
 from .triton_attention import triton_attention, triton_available
 
