@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--options", default="", help="more options of lade generate")
-    parser.add_argument("--bare", action="store_true", help="run the bare script of GGUF files, too")
+    parser.add_argument(
+        "--bare", action="store_true", help="run the bare script of GGUF files, too"
+    )
     options = parser.parse_args()
     print("| model | CPU s | wall s | peak GB | bare: CPU s | wall s | peak GB | ratio of CPU |")
     print("|---|---|---|---|---|---|---|---|")
@@ -66,7 +68,7 @@ def main() -> None:
             for runs in zip(*rounds, strict=True)
         ]
         cells = [f"{value:.2f}" for side in medians for value in side]
-        cells += [f"{medians[0][0] / medians[1][0]:.2f}"] if medians[1:] else ["–"] * 4
+        cells += [f"{medians[0][0] / medians[1][0]:.2f}"] if medians[1:] else ["-"] * 4
         print(f"| {model.name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -100,6 +100,11 @@ class GGUFHeader:
         return self.settings.get(f"tokenizer.ggml.{name}")
 
     @property
+    def quantised(self) -> bool:
+        """Whether weights have fewer bits than 16."""
+        return any(tensor.kind not in ("F32", "F16", "BF16") for tensor in self.tensors.values())
+
+    @property
     def chat_templates(self) -> dict[str, str]:
         """The chat templates by name; the model's own is `default`."""
         key = "tokenizer.chat_template"

@@ -6,15 +6,19 @@ The configuration and the tokenizer that transformers made of the file are compl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import LoadError
-from .gguf_header import GGUFArray, GGUFHeader
+from .gguf_header import GGUFArray, GGUFHeader, GGUFTensor
 
 _PLAIN = {
     "attention.sliding_window": "sliding_window",
@@ -229,15 +233,96 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     return {"rope_type": "yarn", "factor": factor, **more}
 
 
-def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
-    """Yield lines about tensors that a model leaves out, and about a guess at its tokenizer."""
+class StoredWeight:
+    """A weight of a model, whose rows are unpacked as they are read.
+
+    Args:
+        parts: the tensors of the file that it is made of; most are made of one.
+        change: what transformers does to their numbers.
+        shape: of the weight.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        path: Path,
+        parts: list[GGUFTensor],
+        change: Callable[[GGUFTensor, Any, dict[str, Any]], Any],
+        shape: Sequence[int],
+    ) -> None:
+        self._path, self.parts, self._change, self.shape = path, parts, change, shape
+        self._held: np.ndarray[Any, Any] | None = None
+        # What changes no number leaves these as they are, and they take no memory.
+        blank = np.broadcast_to(np.float32(0), parts[0].shape)
+        self._plain = blank.ndim == 2 and change(parts[0], blank, {"tensors": {}}) is blank
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Return rows in float32."""
+        if not self._plain:
+            tensors: dict[str, Any] = {}
+            for part in self.parts:
+                numbers = self._change(part, self._numbers(part, ...), {"tensors": tensors})
+                if numbers is not None:
+                    tensors[part.name] = torch.from_numpy(np.ascontiguousarray(numbers))
+            whole: Tensor
+            (whole,) = tensors.values()
+            return whole[rows]
+        return torch.from_numpy(self._numbers(self.parts[0], rows))
+
+    def _numbers(self, part: GGUFTensor, rows: Any) -> Any:
+        import gguf
+
+        length = part.size // math.prod(part.shape[:-1])  # of a row, in bytes
+        if isinstance(rows, Tensor):  # any of them: memory holds those that were looked up
+            if self._held is None:
+                self._held = np.memmap(self._path, np.uint8, "r", part.start, (part.size,))
+            data = self._held.reshape(-1, length)[rows.numpy()]
+        else:
+            start, stop, _ = (slice(None) if rows is ... else rows).indices(part.shape[0])
+            each = part.size // part.shape[0]
+            at, size = part.start + start * each, (stop - start) * each
+            shape = (-1, *part.shape[1:-1], length)[-len(part.shape) :]
+            data = np.fromfile(self._path, np.uint8, size, offset=at).reshape(shape)
+        return gguf.dequantize(data, gguf.GGMLQuantizationType[part.kind])
+
+
+def stored_weights(header: GGUFHeader, model: Any) -> dict[str, StoredWeight]:
+    """Return the weights of a model without weights, by the names that it has for them; {} if
+    transformers has a reader of its own for the family."""
     from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.integrations.gguf import is_gguf_arch_supported
 
-    if not is_gguf_arch_supported(header.architecture):  # those say themselves what is left over
-        processor = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
-        with quick_gguf(header):
-            taken = loader.get_gguf_hf_weights_map(model, processor(config=model.config.to_dict()))
+    if is_gguf_arch_supported(header.architecture):
+        return {}
+    kind = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
+    processor = kind(config=model.config.to_dict())
+    with quick_gguf(header):
+        names = loader.get_gguf_hf_weights_map(model, processor)
+
+    def change(part: GGUFTensor, numbers: Any, parsed: dict[str, Any]) -> Any:
+        """Return numbers as the model has them; None if they were put among those parsed."""
+        done = processor.process(
+            numbers, part.name, tensor_key_mapping=names, parsed_parameters=parsed
+        )
+        return None if done.name is None else done.weights
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    parts: dict[str, list[GGUFTensor]] = {}
+    for tensor in header.tensors.values():
+        name = names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight"))
+        if name in shapes:
+            parts.setdefault(name, []).append(tensor)
+    return {
+        name: StoredWeight(header.path, tensors, change, shapes[name])
+        for name, tensors in parts.items()
+    }
+
+
+def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
+    """Yield lines about tensors that a model leaves out, and about a guess at its tokenizer."""
+    if stored := stored_weights(header, model):  # others say themselves what is left over
+        taken = {part.name for weight in stored.values() for part in weight.parts}
         if left := [name for name in header.tensors if name not in {*taken, *_ROPE_TENSORS}]:
             more = f" and {len(left) - 1} more" if left[1:] else ""
             yield (

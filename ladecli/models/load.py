@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -206,8 +206,12 @@ def _read_model(
     hidden = contextlib.redirect_stderr(io.StringIO()) if hides else contextlib.nullcontext()
     with loading(files, progress), reading(files), hidden:
         keywords = placement.keywords(where, planned.config, planned.dtype, need)
+        stored = _stored(planned)
         # Weights that are quantised here are read as they are stored.
-        dtype = "auto" if where.own_int8 else planned.dtype
+        dtype = "auto" if where.own_int8 and not stored else planned.dtype
+        straight = where.own_int8 and not files.adapters
+        if stored:
+            keywords["state_dict"] = _without(stored, planned) if straight else stored
         model, notices = _from_pretrained(planned, dtype=dtype, **keywords)
         if getattr(model, "quantization_method", None) == "gguf":
             model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
@@ -225,8 +229,27 @@ def _read_model(
         for adapter in files.adapters:
             model = _merged(model, adapter, name)
         if where.own_int8:
-            int8.quantise(model, planned.dtype)
+            int8.quantise(model, planned.dtype, stored if straight else None)
         return model.eval(), notices
+
+
+def _stored(planned: PlannedModel) -> dict[str, Any]:
+    """Return the weights of a GGUF file by name; {} without one, or if transformers reads it."""
+    header, files = planned.files.header, planned.files
+    if header is None:
+        return {}
+    from . import gguf_model
+
+    return gguf_model.stored_weights(header, empty_model(planned.config, files.hub_options))
+
+
+def _without(stored: Mapping[str, Any], planned: PlannedModel) -> dict[str, Any]:
+    """Return stored weights with blanks, which take no memory, for those that are quantised here
+    straight from the file."""
+    empty = empty_model(planned.config, planned.files.hub_options)
+    small = {f"{name}.weight" for name in int8.quantised_parts(empty)}
+    blank = torch.zeros((), dtype=planned.dtype)
+    return {name: blank.expand(w.shape) if name in small else w for name, w in stored.items()}
 
 
 def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[str]]:
@@ -246,7 +269,8 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     if planned.fp8_block:
         folder = hub.snapshot(files.source, hub_options, ["*.json", "*.safetensors"])
         keywords["state_dict"] = checkpoint.plain_tensors(folder, planned.dtype, planned.fp8_block)
-        empty = empty_model(config, hub_options)
+    if "state_dict" in keywords:
+        empty, hub_options = empty_model(config, hub_options), {**hub_options, "gguf_file": None}
         maker, config, source = type(empty), empty.config, None
     model, report = maker.from_pretrained(
         source,

@@ -91,7 +91,8 @@ def write(
         if not base or (config.tie_word_embeddings and name == "lm_head.weight"):
             continue
         block = "layers" in name and weight.ndim == 2
-        add(file, f"{names.get_name(base)}.{end}", numbers, kind if block else "F32")
+        if (name := f"{names.get_name(base)}.{end}") not in (tensors or {}):
+            add(file, name, numbers, kind if block else "F32")
     for name, value in (tensors or {}).items():
         add(file, name, *value) if isinstance(value, tuple) else add(file, name, value)
     file.write_header_to_file()
