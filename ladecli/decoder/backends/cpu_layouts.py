@@ -184,16 +184,21 @@ def packed(weight: Tensor, least: int = 1) -> Form:
     return Form(Weight("packed", blocks, rows=least), blocks.to_dense)
 
 
-def halves(weight: Tensor, *, alike: bool = False) -> Form:
+def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
     """Return the form in float16, multiplied in float32: half the bytes of float32.
 
     It is for weights that 16 bits hold, as those of most checkpoints in float16 and bfloat16; see
     `possible`.  A step of 4 rows costs what one of a single row does.
+    With `spend` the weight itself is changed, which spares a copy.
     """
     dtype, unit = weight.dtype, _unit_of(weight)
+    scale = torch.tensor([1.0 / unit])
+    in_place = spend and dtype == torch.float32
     made = [
         # The product with a tensor in float32 is one, without a copy in the type of the weight.
-        torch.ops.quantized.linear_prepack_fp16(piece * torch.tensor([1.0 / unit]), None)
+        torch.ops.quantized.linear_prepack_fp16(
+            piece.mul_(scale) if in_place else piece * scale, None
+        )
         for piece in torch.split(weight, PIECE)
     ]
 
@@ -229,7 +234,7 @@ def _unit_of(weight: Tensor) -> float:
     """The power of two in which a weight's largest number is just below where float16 ends."""
     least, most = torch.aminmax(weight)
     largest = max(-least.item(), most.item())
-    return 2.0 ** (math.frexp(largest)[1] - LARGEST_HALF) if math.isfinite(largest) else 1.0
+    return 2.0 ** (math.frexp(largest)[1] - LARGEST_HALF) if math.isfinite(largest) else math.nan
 
 
 FORMS: dict[str, Callable[[Tensor], Form]] = {
@@ -304,11 +309,17 @@ def possible(weight: Tensor) -> list[str]:
     if "halves" in forms:
         unit = _unit_of(weight)
         numbers = torch.split(weight.reshape(-1), CHECKED_AT_ONCE)
-        parts = (part.float() / unit for part in numbers)
-        # Nothing is held of what is not finite.
-        if not all((part.half().float() - part).abs().max() <= LOST for part in parts):
+        if not (math.isfinite(unit) and all(_is_held(part, unit) for part in numbers)):
             forms.remove("halves")
     return forms
+
+
+def _is_held(numbers: Tensor, unit: float) -> bool:
+    """Return whether halves hold numbers: those that are bfloat16 have few enough digits."""
+    if numbers.dtype == torch.float32 and not (numbers.view(torch.int32) & 0xFFFF).any():
+        return True
+    scaled = numbers.float() / unit
+    return bool((scaled.half().float() - scaled).abs().max() <= LOST)
 
 
 def forms_of(dtype: torch.dtype) -> list[str]:
