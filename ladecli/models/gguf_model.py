@@ -9,7 +9,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +34,6 @@ _SCALING = (
 """Settings of `rope.scaling` that are read; others change nothing if they are 0 or neutral."""
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NEUTRAL = {"yarn_ext_factor": 1}
-_NUMPY = {"F32": np.float32, "F16": np.float16}
 _END = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
@@ -246,12 +244,11 @@ class StoredWeight:
 
     def __init__(
         self,
-        path: Path,
         parts: list[GGUFTensor],
         change: Callable[[GGUFTensor, Any, dict[str, Any]], Any],
         shape: Sequence[int],
     ) -> None:
-        self._path, self.parts, self._change, self.shape = path, parts, change, shape
+        self.parts, self._change, self.shape = parts, change, shape
         self._held: np.ndarray[Any, Any] | None = None
         # What changes no number leaves these as they are, and they take no memory.
         blank = np.broadcast_to(np.float32(0), parts[0].shape)
@@ -276,14 +273,14 @@ class StoredWeight:
         length = part.size // math.prod(part.shape[:-1])  # of a row, in bytes
         if isinstance(rows, Tensor):  # any of them: memory holds those that were looked up
             if self._held is None:
-                self._held = np.memmap(self._path, np.uint8, "r", part.start, (part.size,))
+                self._held = np.memmap(part.path, np.uint8, "r", part.start, (part.size,))
             data = self._held.reshape(-1, length)[rows.numpy()]
         else:
             start, stop, _ = (slice(None) if rows is ... else rows).indices(part.shape[0])
             each = part.size // part.shape[0]
             at, size = part.start + start * each, (stop - start) * each
             shape = (-1, *part.shape[1:-1], length)[-len(part.shape) :]
-            data = np.fromfile(self._path, np.uint8, size, offset=at).reshape(shape)
+            data = np.fromfile(part.path, np.uint8, size, offset=at).reshape(shape)
         return gguf.dequantize(data, gguf.GGMLQuantizationType[part.kind])
 
 
@@ -293,12 +290,23 @@ def stored_weights(header: GGUFHeader, model: Any) -> dict[str, StoredWeight]:
     from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.integrations.gguf import is_gguf_arch_supported
 
-    if is_gguf_arch_supported(header.architecture):
+    family = header.architecture
+    if is_gguf_arch_supported(family):
+        if header.files > 1:
+            raise LoadError(
+                f"{header.path.name} is split, and transformers reads a {family} whole; join it:"
+                f" llama-gguf-split --merge {header.path.name} whole.gguf"
+            )
         return {}
-    kind = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
+    kind = loader.TENSOR_PROCESSORS.get(family, loader.TensorProcessor)
     processor = kind(config=model.config.to_dict())
-    with quick_gguf(header):
-        names = loader.get_gguf_hf_weights_map(model, processor)
+    try:
+        with quick_gguf(header):
+            names = loader.get_gguf_hf_weights_map(model, processor)
+    except NotImplementedError as error:
+        raise LoadError(
+            f"{header.path.name}: transformers has no names for the weights of a {family}"
+        ) from error
 
     def change(part: GGUFTensor, numbers: Any, parsed: dict[str, Any]) -> Any:
         """Return numbers as the model has them; None if they were put among those parsed."""
@@ -313,10 +321,7 @@ def stored_weights(header: GGUFHeader, model: Any) -> dict[str, StoredWeight]:
         name = names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight"))
         if name in shapes:
             parts.setdefault(name, []).append(tensor)
-    return {
-        name: StoredWeight(header.path, tensors, change, shapes[name])
-        for name, tensors in parts.items()
-    }
+    return {name: StoredWeight(tensors, change, shapes[name]) for name, tensors in parts.items()}
 
 
 def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
@@ -388,24 +393,12 @@ class _Reader:
     """A GGUF file as transformers expects it from the package gguf."""
 
     def __init__(self, header: GGUFHeader, path: str) -> None:
-        import gguf
-
         self.fields = {
             key: _field(header, value)
             for key, value in header.settings.items()
             if ".rope.scaling." not in key  # which transformers misreads for gpt-oss
         }
-        data = np.memmap(path, mode="r", dtype=np.uint8)
-        self.tensors = [
-            SimpleNamespace(
-                name=tensor.name,
-                tensor_type=gguf.GGMLQuantizationType[tensor.kind],
-                data=data[tensor.start : tensor.start + tensor.size]
-                .view(_NUMPY.get(tensor.kind, np.uint8))
-                .reshape(*tensor.shape[:-1], -1),
-            )
-            for tensor in header.tensors.values()
-        ]
+        self.tensors = [SimpleNamespace(name=name) for name in header.tensors]
 
 
 def _field(header: GGUFHeader, value: Any) -> SimpleNamespace:

@@ -330,15 +330,18 @@ def test_a_file_without_a_chat_template_is_refused_from_its_header(tmp_path: Pat
     assert "torch" not in done.imported
 
 
-def test_parts_of_a_split_model_are_named(lade: Any, tmp_path: Path) -> None:
-    first, second = (tmp_path / f"m-0000{n}-of-00003.gguf" for n in (1, 2))
-    for number, file in enumerate((first, second)):
-        write(file, None, {"split.no": number, "split.count": 3})
-    for name in (first, second, tmp_path):  # a folder stands for the whole
-        line = lade("generate", str(name), "-p", "the").refused(1)
-        missing = "m-00003-of-00003.gguf"
-        for words in ("one of 3 files", missing, f"llama-gguf-split --merge {first.name}"):
-            assert words in line
+def test_a_part_of_a_split_model_stands_for_the_whole(
+    folder: Path, lade: Any, tmp_path: Path
+) -> None:
+    write(tmp_path / "m.gguf", kind="Q8_0", split=12)
+    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    ids = answer(lade, folder / "small.gguf")["token_ids"]
+    for name in (first, second, tmp_path):  # a folder, too
+        assert answer(lade, name)["token_ids"] == ids
+    second.unlink()
+    told = lade("generate", str(first), "-p", "the").refused(1)
+    assert "one of 2 files" in told
+    assert second.name in told, "is not here"
 
 
 def test_types_that_are_not_unpacked_are_named(lade: Any, tmp_path: Path) -> None:
