@@ -238,6 +238,7 @@ class StoredWeight:
         parts: the tensors of the file that it is made of; most are made of one.
         change: what transformers does to their numbers.
         shape: of the weight.
+        on_read: is called with the number of bytes whenever some were read.
     """
 
     device = torch.device("cpu")
@@ -247,8 +248,9 @@ class StoredWeight:
         parts: list[GGUFTensor],
         change: Callable[[GGUFTensor, Any, dict[str, Any]], Any],
         shape: Sequence[int],
+        on_read: Callable[[int], None],
     ) -> None:
-        self.parts, self._change, self.shape = parts, change, shape
+        self.parts, self._change, self.shape, self._on_read = parts, change, shape, on_read
         self._held: np.ndarray[Any, Any] | None = None
         # What changes no number leaves these as they are, and they take no memory.
         blank = np.broadcast_to(np.float32(0), parts[0].shape)
@@ -281,12 +283,23 @@ class StoredWeight:
             at, size = part.start + start * each, (stop - start) * each
             shape = (-1, *part.shape[1:-1], length)[-len(part.shape) :]
             data = np.fromfile(part.path, np.uint8, size, offset=at).reshape(shape)
+            self._on_read(size)
         return gguf.dequantize(data, gguf.GGMLQuantizationType[part.kind])
 
 
-def stored_weights(header: GGUFHeader, model: Any) -> dict[str, StoredWeight]:
+def stored_weights(
+    header: GGUFHeader,
+    model: Any,
+    on_share: Callable[[float], None] | None = None,
+    *,
+    eight: bool = False,
+) -> dict[str, StoredWeight]:
     """Return the weights of a model without weights, by the names that it has for them; {} if
-    transformers has a reader of its own for the family."""
+    transformers has a reader of its own for the family.
+
+    `on_share` is called with the share of the tensors that was read, as reading goes on; with
+    `eight` bits, of all but the embedding, whose rows are read later.
+    """
     from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.integrations.gguf import is_gguf_arch_supported
 
@@ -321,7 +334,19 @@ def stored_weights(header: GGUFHeader, model: Any) -> dict[str, StoredWeight]:
         name = names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight"))
         if name in shapes:
             parts.setdefault(name, []).append(tensor)
-    return {name: StoredWeight(tensors, change, shapes[name]) for name, tensors in parts.items()}
+    later, read = ("token_embd.weight",) if eight else (), 0
+    total = sum(tensor.size for name, tensor in header.tensors.items() if name not in later)
+
+    def on_read(size: int) -> None:
+        nonlocal read
+        read += size
+        if on_share is not None:
+            on_share(min(read / total, 1.0))
+
+    return {
+        name: StoredWeight(tensors, change, shapes[name], on_read)
+        for name, tensors in parts.items()
+    }
 
 
 def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
