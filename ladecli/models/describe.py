@@ -25,6 +25,7 @@ from ..errors import LoadError
 from . import hub, model_files
 from .adapters import Adapter
 from .find import ModelFiles, read_downloaded
+from .gguf_header import parts_of
 from .model_files import Config, Tensor
 
 _READ_BY_TEXT = {"gemma3n"}
@@ -58,8 +59,9 @@ def describe(files: ModelFiles, *, progress: bool = True) -> ModelDescription:
     name, packing = files.base, None
     with loading(files, progress, "its configuration"):
         if files.config is None and files.header is None:
-            file = files.gguf or "config.json"
-            files = read_downloaded(files, Path(hub.fetch(files.source, file, files.hub_options)))
+            parts = parts_of(files.gguf or "config.json")
+            paths = [hub.fetch(files.source, part, files.hub_options) for part in parts]
+            files = read_downloaded(files, Path(paths[0]))
         if (stated := files.config) is not None and files.folder is not None:
             known = stated.stated.get("model_type") in transformers.CONFIG_MAPPING
             if stated.stated.get("auto_map") and not (known or files.options.trust_remote_code):

@@ -225,7 +225,7 @@ def _read(files: ModelFiles) -> ModelFiles:
     name, folder = files.base, files.folder
     assert folder is not None
     if files.gguf is not None:
-        return replace(files, header=check_gguf(name, folder / files.gguf))
+        return read_downloaded(files, folder / files.gguf)
     in_cache = not Path(files.source).is_dir()
     if in_cache and not (folder / "config.json").is_file():
         return files
@@ -240,5 +240,6 @@ def _read(files: ModelFiles) -> ModelFiles:
 def read_downloaded(files: ModelFiles, path: Path) -> ModelFiles:
     """Return the files with what the GGUF file or config.json at a path says, which is new here."""
     if files.gguf is not None:
-        return replace(files, header=check_gguf(files.base, path))
+        header = check_gguf(files.base, path)
+        return replace(files, header=header, gguf=header.path.name)
     return _read(replace(files, folder=path.parent))

@@ -79,6 +79,10 @@ def fit(
     options, name = files.options, files.base
     target = device.detect(place.device)
     where = Placement(target, place.device_map, split, options.quantize)
+    if (options.quantize, options.dtype) == ("none", "auto") and not files.adapters:
+        eight = replace(where, quantize="8bit")
+        if files.header is not None and files.header.quantised and eight.own_int8:
+            where = eight
     with loading(files, progress=False):
         if files.header is not None and target.kind != "cpu":
             config.dtype = torch.bfloat16  # the file's own weights have fewer bits
@@ -90,8 +94,8 @@ def fit(
             with merging(adapter, name):
                 checkpoint.fit_embeddings(empty, adapter)
         free = device.free_memory(target)
-        dtype, notice = _choose_dtype(empty, options, target, free, files.tensors)
-        spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
+        dtype, notice = _choose_dtype(empty, options, where, free, files.tensors)
+        spec = spec_of(empty, dtype, where.quantize, everything=where.own_int8)
         notices = [notice] if notice else []
         if block:
             notices.append(f"{name}: weights in FP8 become plain ones")
@@ -122,10 +126,13 @@ def _notices(files: ModelFiles, where: Placement, spec: ModelSpec, empty: Any) -
     if files.header is not None:
         from . import gguf_model
 
-        smaller = replace(where, quantize="8bit").own_int8 and spec.weights == "float32"
-        fix = "; --quantize 8bit takes less than half of that" if smaller else ""
         name, size = files.header.path.name, format_bytes(spec.weight_bytes)
-        yield f"{name} is unpacked to {spec.weights}, which takes {size} of memory{fix}"
+        how = f"is unpacked to {spec.weights}"
+        fix = ""
+        if where.own_int8:
+            how = "is held in 8 bits"
+            fix = "; --dtype float32 unpacks it exactly" if files.options.dtype == "auto" else ""
+        yield f"{name} {how}, which takes {size} of memory{fix}"
         yield from gguf_model.notices(files.header, empty)
     if where.own_int8 and not int8.has_vnni():
         yield "8 bits save memory here but no time: this processor has no products of them (VNNI)"
@@ -197,7 +204,7 @@ def _key_heads(text: Any, heads: int) -> int:
 
 
 def _choose_dtype(
-    model: Any, options: ModelOptions, target: Device, free: float, tensors: Sequence[Tensor]
+    model: Any, options: ModelOptions, where: Placement, free: float, tensors: Sequence[Tensor]
 ) -> tuple[torch.dtype, str | None]:
     """Return the type of activations and plain weights of a model without weights, and a notice.
 
@@ -207,12 +214,12 @@ def _choose_dtype(
     if options.dtype != "auto":
         return getattr(torch, options.dtype), None
     config, text = model.config, model.config.get_text_config(decoder=True)
-    if target.kind != "cpu" or getattr(config, "quantization_config", None) is not None:
+    if where.device.kind != "cpu" or getattr(config, "quantization_config", None) is not None:
         # Weights that do not say their type are old, and most of them in float32.
         stored = text.dtype or config.dtype
         return stored or getattr(torch, model_files.stored_type(tensors) or "float32"), None
     least = min(getattr(text, "max_position_embeddings", None) or LEAST_CONTEXT, LEAST_CONTEXT)
-    needed = MemoryRequest(least).need(spec_of(model, torch.float32, options.quantize)).total
+    needed = MemoryRequest(least).need(spec_of(model, torch.float32, where.quantize)).total
     if needed <= usable(free):
         return torch.float32, None
     return torch.bfloat16, (

@@ -10,7 +10,7 @@ import mmap
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +70,7 @@ class GGUFArray(NamedTuple):
 class GGUFTensor(NamedTuple):
     """A tensor of a GGUF file."""
 
+    path: Path  # of the file
     name: str
     shape: tuple[int, ...]  # as torch has it: rows first
     kind: str  # such as "Q4_K"
@@ -84,6 +85,7 @@ class GGUFHeader:
     path: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
+    files: int = 1  # that hold the model; `path` is the first
 
     @property
     def architecture(self) -> str:
@@ -98,6 +100,11 @@ class GGUFHeader:
     def tokenizer(self, name: str) -> Any:
         """Return the setting of the tokenizer with this name; None without one."""
         return self.settings.get(f"tokenizer.ggml.{name}")
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights have fewer bits than 16."""
+        return any(tensor.kind not in ("F32", "F16", "BF16") for tensor in self.tensors.values())
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -128,7 +135,7 @@ class GGUFHeader:
         where = self.tensors[tensor]
         if where.kind != "F32":
             raise LoadError(f"has {tensor} in {where.kind}; only F32 can be read here")
-        with self.path.open("rb") as file:
+        with where.path.open("rb") as file:
             file.seek(where.start)
             return list(struct.unpack(f"<{where.size // 4}f", file.read(where.size)))
 
@@ -137,9 +144,18 @@ def read_header(path: Path) -> GGUFHeader:
     """Read the header of a GGUF file.
 
     Raises:
-        LoadError: the file is damaged, or a part of a model; the message follows the file's name.
+        LoadError: the file is damaged, or a part of it is absent; the message follows its name.
         OSError: the file cannot be read.
     """
+    header = _read(path)
+    if header.settings.get("split.count", 1) != 1:
+        header = _join(path, header)
+    _check_settings(header)
+    return header
+
+
+def _read(path: Path) -> GGUFHeader:
+    """Read the header of one file."""
     if not path.is_file():
         raise LoadError("is no regular file")
     with path.open("rb") as file:
@@ -147,11 +163,9 @@ def read_header(path: Path) -> GGUFHeader:
             raise LoadError("is no GGUF file; download or copy it again")
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                header = _Reader(data).header(path)
+                return _Reader(data).header(path)
         except (struct.error, OverflowError, UnicodeDecodeError) as error:
             raise _damaged("its header ends early") from error
-    _check_settings(header)
-    return header
 
 
 def _damaged(why: str) -> LoadError:
@@ -211,14 +225,12 @@ class _Reader:
         if 13 * settings + 24 * tensors > len(self.data):
             raise _damaged(f"it cannot hold {settings} settings and {tensors} tensors")
         stated = {self.string(): self.value() for _ in range(settings)}
-        if stated.get("split.count", 1) != 1:
-            raise LoadError(_split(path, stated["split.count"]))
         table = [self.tensor() for _ in range(tensors)]
         step = stated.get("general.alignment", 32)
         if not (isinstance(step, int) and 0 < step <= 2**20):
             raise _damaged(f"general.alignment is {step!r}")
         start = -(-self.at // step) * step
-        moved = {one.name: one._replace(start=start + one.start) for one in table}
+        moved = {one.name: one._replace(path=path, start=start + one.start) for one in table}
         if len(moved) < tensors:
             raise _damaged("two tensors have one name")
         end, last = start, "the header"
@@ -246,23 +258,33 @@ class _Reader:
             )
         if min(shape) < 1 or shape[0] % weights:
             raise _damaged(f"{name} has the shape {list(shape)}")
-        return GGUFTensor(name, shape[::-1], kind, start, math.prod(shape) // weights * size)
+        return GGUFTensor(
+            Path(), name, shape[::-1], kind, start, math.prod(shape) // weights * size
+        )
 
 
-def _split(path: Path, count: Any) -> str:
-    """Say of a part of a split model how to join the parts, and which are absent."""
-    first, absent = path.name, ""
-    if name := _PART.fullmatch(path.name):
-        parts = [f"{name[1]}{k:05d}-of-{name[3]}.gguf" for k in range(1, int(name[3]) + 1)]
-        missing = [part for part in parts if not (path.parent / part).exists()]
-        first = parts[0] if parts else first
-        if missing:
-            more = f" and {len(missing) - 1} more" if missing[1:] else ""
-            absent = f"get {missing[0]}{more}, which {'are' if more else 'is'} not here, then "
-    return (
-        f"is one of {count} files of a split model, which is not read in parts; {absent}join them:"
-        f" llama-gguf-split --merge {first} whole.gguf"
-    )
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts of a split model that has a file of this name."""
+    if not (part := _PART.fullmatch(name)):
+        return [name]
+    return [f"{part[1]}{number:05d}-of-{part[3]}.gguf" for number in range(1, int(part[3]) + 1)]
+
+
+def _join(path: Path, header: GGUFHeader) -> GGUFHeader:
+    """Return the header of a model of which a file is a part; LoadError if others are absent."""
+    names, count = parts_of(path.name), header.settings.get("split.count", 1)
+    if count != len(names):
+        raise LoadError(f"is one of {count} files of a split model, but its name does not say so")
+    if missing := [name for name in names if not (path.parent / name).exists()]:
+        more = f" and {len(missing) - 1} more, which are" if missing[1:] else ", which is"
+        raise LoadError(
+            f"is one of {count} files of a split model; get {missing[0]}{more} not here"
+        )
+    parts = [_read(path.parent / name) for name in names]
+    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    if len(tensors) < sum(len(part.tensors) for part in parts):
+        raise _damaged("two of its parts have one tensor")
+    return replace(parts[0], tensors=tensors, files=count)
 
 
 def first_part(names: list[str]) -> list[str]:

@@ -6,15 +6,18 @@ The configuration and the tokenizer that transformers made of the file are compl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import LoadError
-from .gguf_header import GGUFArray, GGUFHeader
+from .gguf_header import GGUFArray, GGUFHeader, GGUFTensor
 
 _PLAIN = {
     "attention.sliding_window": "sliding_window",
@@ -31,7 +34,6 @@ _SCALING = (
 """Settings of `rope.scaling` that are read; others change nothing if they are 0 or neutral."""
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NEUTRAL = {"yarn_ext_factor": 1}
-_NUMPY = {"F32": np.float32, "F16": np.float16}
 _END = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
@@ -229,15 +231,128 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     return {"rope_type": "yarn", "factor": factor, **more}
 
 
-def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
-    """Yield lines about tensors that a model leaves out, and about a guess at its tokenizer."""
+class StoredWeight:
+    """A weight of a model, whose rows are unpacked as they are read.
+
+    Args:
+        parts: the tensors of the file that it is made of; most are made of one.
+        change: what transformers does to their numbers.
+        shape: of the weight.
+        on_read: is called with the number of bytes whenever some were read.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        parts: list[GGUFTensor],
+        change: Callable[[GGUFTensor, Any, dict[str, Any]], Any],
+        shape: Sequence[int],
+        on_read: Callable[[int], None],
+    ) -> None:
+        self.parts, self._change, self.shape, self._on_read = parts, change, shape, on_read
+        self._held: np.ndarray[Any, Any] | None = None
+        # What changes no number leaves these as they are, and they take no memory.
+        blank = np.broadcast_to(np.float32(0), parts[0].shape)
+        self._plain = blank.ndim == 2 and change(parts[0], blank, {"tensors": {}}) is blank
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Return rows in float32."""
+        if not self._plain:
+            tensors: dict[str, Any] = {}
+            for part in self.parts:
+                numbers = self._change(part, self._numbers(part, ...), {"tensors": tensors})
+                if numbers is not None:
+                    tensors[part.name] = torch.from_numpy(np.ascontiguousarray(numbers))
+            whole: Tensor
+            (whole,) = tensors.values()
+            return whole[rows]
+        return torch.from_numpy(self._numbers(self.parts[0], rows))
+
+    def _numbers(self, part: GGUFTensor, rows: Any) -> Any:
+        import gguf
+
+        length = part.size // math.prod(part.shape[:-1])  # of a row, in bytes
+        if isinstance(rows, Tensor):  # any of them: memory holds those that were looked up
+            if self._held is None:
+                self._held = np.memmap(part.path, np.uint8, "r", part.start, (part.size,))
+            data = self._held.reshape(-1, length)[rows.numpy()]
+        else:
+            start, stop, _ = (slice(None) if rows is ... else rows).indices(part.shape[0])
+            each = part.size // part.shape[0]
+            at, size = part.start + start * each, (stop - start) * each
+            shape = (-1, *part.shape[1:-1], length)[-len(part.shape) :]
+            data = np.fromfile(part.path, np.uint8, size, offset=at).reshape(shape)
+            self._on_read(size)
+        return gguf.dequantize(data, gguf.GGMLQuantizationType[part.kind])
+
+
+def stored_weights(
+    header: GGUFHeader,
+    model: Any,
+    on_share: Callable[[float], None] | None = None,
+    *,
+    eight: bool = False,
+) -> dict[str, StoredWeight]:
+    """Return the weights of a model without weights, by the names that it has for them; {} if
+    transformers has a reader of its own for the family.
+
+    `on_share` is called with the share of the tensors that was read, as reading goes on; with
+    `eight` bits, of all but the embedding, whose rows are read later.
+    """
     from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.integrations.gguf import is_gguf_arch_supported
 
-    if not is_gguf_arch_supported(header.architecture):  # those say themselves what is left over
-        processor = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
+    family = header.architecture
+    if is_gguf_arch_supported(family):
+        if header.files > 1:
+            raise LoadError(
+                f"{header.path.name} is split, and transformers reads a {family} whole; join it:"
+                f" llama-gguf-split --merge {header.path.name} whole.gguf"
+            )
+        return {}
+    kind = loader.TENSOR_PROCESSORS.get(family, loader.TensorProcessor)
+    processor = kind(config=model.config.to_dict())
+    try:
         with quick_gguf(header):
-            taken = loader.get_gguf_hf_weights_map(model, processor(config=model.config.to_dict()))
+            names = loader.get_gguf_hf_weights_map(model, processor)
+    except NotImplementedError as error:
+        raise LoadError(
+            f"{header.path.name}: transformers has no names for the weights of a {family}"
+        ) from error
+
+    def change(part: GGUFTensor, numbers: Any, parsed: dict[str, Any]) -> Any:
+        """Return numbers as the model has them; None if they were put among those parsed."""
+        done = processor.process(
+            numbers, part.name, tensor_key_mapping=names, parsed_parameters=parsed
+        )
+        return None if done.name is None else done.weights
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    parts: dict[str, list[GGUFTensor]] = {}
+    for tensor in header.tensors.values():
+        name = names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight"))
+        if name in shapes:
+            parts.setdefault(name, []).append(tensor)
+    later, read = ("token_embd.weight",) if eight else (), 0
+    total = sum(tensor.size for name, tensor in header.tensors.items() if name not in later)
+
+    def on_read(size: int) -> None:
+        nonlocal read
+        read += size
+        if on_share is not None:
+            on_share(min(read / total, 1.0))
+
+    return {
+        name: StoredWeight(tensors, change, shapes[name], on_read)
+        for name, tensors in parts.items()
+    }
+
+
+def notices(header: GGUFHeader, model: Any) -> Iterator[str]:
+    """Yield lines about tensors that a model leaves out, and about a guess at its tokenizer."""
+    if stored := stored_weights(header, model):  # others say themselves what is left over
+        taken = {part.name for weight in stored.values() for part in weight.parts}
         if left := [name for name in header.tensors if name not in {*taken, *_ROPE_TENSORS}]:
             more = f" and {len(left) - 1} more" if left[1:] else ""
             yield (
@@ -303,24 +418,12 @@ class _Reader:
     """A GGUF file as transformers expects it from the package gguf."""
 
     def __init__(self, header: GGUFHeader, path: str) -> None:
-        import gguf
-
         self.fields = {
             key: _field(header, value)
             for key, value in header.settings.items()
             if ".rope.scaling." not in key  # which transformers misreads for gpt-oss
         }
-        data = np.memmap(path, mode="r", dtype=np.uint8)
-        self.tensors = [
-            SimpleNamespace(
-                name=tensor.name,
-                tensor_type=gguf.GGMLQuantizationType[tensor.kind],
-                data=data[tensor.start : tensor.start + tensor.size]
-                .view(_NUMPY.get(tensor.kind, np.uint8))
-                .reshape(*tensor.shape[:-1], -1),
-            )
-            for tensor in header.tensors.values()
-        ]
+        self.tensors = [SimpleNamespace(name=name) for name in header.tensors]
 
 
 def _field(header: GGUFHeader, value: Any) -> SimpleNamespace:

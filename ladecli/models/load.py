@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -99,19 +99,24 @@ def _generation_config(planned: PlannedModel) -> tuple[AsStated, list[str]]:
 
 
 def load(
-    planned: PlannedModel, *, progress: bool = True, need: memory.MemoryNeed | None = None
+    planned: PlannedModel,
+    *,
+    progress: bool = True,
+    need: memory.MemoryNeed | None = None,
+    on_share: Callable[[float], None] | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
     If ranks share it, all call this, and their process group is there already.  A device map
-    leaves room for what decoding takes, its `need`.
+    leaves room for what decoding takes, its `need`.  `on_share` is called with the share of a GGUF
+    file that was unpacked.
 
     Raises:
         LoadError: the weights cannot be read; the message says why and what helps.
     """
     tokenizer = _tokenizer(planned, progress)
     read = partial(_read_model, planned, need, progress)
-    model, notices = read()
+    model, notices = read(on_share)
     where = planned.placement
     ours = where.own_int8 and where.is_ours(planned.facts)
     if (planned.spec.weights not in FULL and not ours) or where.split > 1:
@@ -196,7 +201,10 @@ def _growth(step: dict[str, Any]) -> float:
 
 
 def _read_model(
-    planned: PlannedModel, need: memory.MemoryNeed | None, progress: bool
+    planned: PlannedModel,
+    need: memory.MemoryNeed | None,
+    progress: bool,
+    on_share: Callable[[float], None] | None = None,
 ) -> tuple[Any, list[str]]:
     """Return the model with all of its weights on its device, and notices; errors as `load`."""
     files, where = planned.files, planned.placement
@@ -206,8 +214,14 @@ def _read_model(
     hidden = contextlib.redirect_stderr(io.StringIO()) if hides else contextlib.nullcontext()
     with loading(files, progress), reading(files), hidden:
         keywords = placement.keywords(where, planned.config, planned.dtype, need)
+        straight = where.own_int8 and not files.adapters
+        stored = _stored(planned, on_share, straight)
         # Weights that are quantised here are read as they are stored.
-        dtype = "auto" if where.own_int8 else planned.dtype
+        dtype = "auto" if where.own_int8 and not stored else planned.dtype
+        if stored and where.split > 1:  # parts of them are asked for
+            stored = {name: weight[...] for name, weight in stored.items()}
+        if stored:
+            keywords["state_dict"] = _without(stored, planned) if straight else stored
         model, notices = _from_pretrained(planned, dtype=dtype, **keywords)
         if getattr(model, "quantization_method", None) == "gguf":
             model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
@@ -225,8 +239,30 @@ def _read_model(
         for adapter in files.adapters:
             model = _merged(model, adapter, name)
         if where.own_int8:
-            int8.quantise(model, planned.dtype)
+            int8.quantise(model, planned.dtype, stored if straight else None)
         return model.eval(), notices
+
+
+def _stored(
+    planned: PlannedModel, on_share: Callable[[float], None] | None, straight: bool
+) -> dict[str, Any]:
+    """Return the weights of a GGUF file by name; {} without one, or if transformers reads it."""
+    header, files = planned.files.header, planned.files
+    if header is None:
+        return {}
+    from . import gguf_model
+
+    empty = empty_model(planned.config, files.hub_options)
+    return gguf_model.stored_weights(header, empty, on_share, eight=straight)
+
+
+def _without(stored: Mapping[str, Any], planned: PlannedModel) -> dict[str, Any]:
+    """Return stored weights with blanks, which take no memory, for those that are quantised here
+    straight from the file."""
+    empty = empty_model(planned.config, planned.files.hub_options)
+    small = {f"{name}.weight" for name in int8.quantised_parts(empty)}
+    blank = torch.zeros((), dtype=planned.dtype)
+    return {name: blank.expand(w.shape) if name in small else w for name, w in stored.items()}
 
 
 def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[str]]:
@@ -246,7 +282,8 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     if planned.fp8_block:
         folder = hub.snapshot(files.source, hub_options, ["*.json", "*.safetensors"])
         keywords["state_dict"] = checkpoint.plain_tensors(folder, planned.dtype, planned.fp8_block)
-        empty = empty_model(config, hub_options)
+    if "state_dict" in keywords:
+        empty, hub_options = empty_model(config, hub_options), {**hub_options, "gguf_file": None}
         maker, config, source = type(empty), empty.config, None
     model, report = maker.from_pretrained(
         source,

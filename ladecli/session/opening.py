@@ -160,7 +160,12 @@ def _load(
     began = time.perf_counter()
     with terminal.progress(line) as say:
         setup = decide(options, drafts, planned, ranks, local_size)
-        loaded = models.load(planned, need=setup.need, progress=bars)
+        loaded = models.load(
+            planned,
+            need=setup.need,
+            progress=bars,
+            on_share=lambda share: say(f"unpacking the weights: {100 * share:.0f} %"),
+        )
         if ranks:
             parallel.compare_loaded(loaded, ranks)
         say("preparing the weights")

@@ -15,11 +15,14 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ladecli.decoder.backends import int8
 from ladecli.models.gguf_model import CUTS
 from tests.support.hub import add_model, use_cache
 from tests.support.new_python import calls
 
 pytest.importorskip("gguf")
+
+import gguf
 
 from tests.support.gguf import byte_vocabulary, model_of, piece_vocabulary, write
 from tests.support.tokenizers import byte_level
@@ -45,13 +48,41 @@ def test_the_text_is_that_of_transformers(folder: Path, lade: Any, capsys: Any) 
     capsys.readouterr()  # bars of its own
     asked = ("-p", "the cat sat on", "--raw", "-n", "30", "--ignore-eos", "--json")
     for name in (folder / "small.gguf", folder):
-        done = lade("generate", str(name), *asked)
+        done = lade("generate", str(name), *asked, "--dtype", "float32")
         answer = done.json()
         assert answer["token_ids"] == text.tolist()
         assert answer["decode"]["strategy"] == "lookahead", "its drafts are verified"
-        told = r"small.gguf is unpacked to float32, which takes .*; --quantize 8bit takes less than"
-        assert re.search(told, done.err)
+        assert re.search(r"small.gguf is unpacked to float32, which takes \d", done.err)
         assert len(done.err.splitlines()) <= 2, "no bars of the libraries"
+
+
+@pytest.mark.skipif(not int8.available(), reason="this processor has no products of integers")
+def test_a_quantised_file_is_held_in_8_bits(folder: Path, lade: Any) -> None:
+    asked = ("-p", "the cat sat on", "--raw", "-n", "8", "--ignore-eos", "--json")
+    done = lade("generate", str(folder / "small.gguf"), *asked)
+    assert re.search(r"small.gguf is held in 8 bits, .* --dtype float32", done.err)
+    plain = lade("generate", str(folder / "small.gguf"), *asked, "--dtype", "float32")
+    assert done.json()["token_ids"] == plain.json()["token_ids"], "of 8 bits nothing is lost"
+
+
+def test_all_kinds_of_blocks_are_unpacked(lade: Any, tmp_path: Path) -> None:
+    """A layer for each kind, of blocks that were drawn by chance."""
+    kinds = [kind for kind in gguf.quants._type_traits if kind.name not in ("F32", "F16")]
+    shape = {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": len(kinds)}
+    model, draw = model_of(**shape, max_position_embeddings=64), np.random.default_rng(0)
+    tensors = {}
+    for layer, kind in zip(model.model.layers, kinds, strict=True):
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        # Small bytes: no scale is huge, or no number at all.
+        blocks = draw.integers(0, 40, (64, 256 // block * size), np.uint8)
+        tensors[f"blk.{layer.self_attn.layer_idx}.ffn_up.weight"] = (blocks, kind.name)
+        layer.mlp.up_proj.weight.data = torch.from_numpy(gguf.dequantize(blocks, kind))
+    file = write(tmp_path / "m.gguf", model, None, tensors)
+    ids = plain(model, byte_level()("the cat")["input_ids"], 4)
+    asked = ("-p", "the cat", "--raw", "-n", "4", "--ignore-eos", "--json")
+    done = lade("generate", str(file), *asked, "--dtype", "float32")
+    assert done.json()["token_ids"] == ids
+    assert len(lade("generate", str(file), *asked).json()["token_ids"]) == 4, "in 8 bits, too"
 
 
 def test_one_of_several_is_named(folder: Path, lade: Any, tmp_path: Path) -> None:
@@ -299,15 +330,18 @@ def test_a_file_without_a_chat_template_is_refused_from_its_header(tmp_path: Pat
     assert "torch" not in done.imported
 
 
-def test_parts_of_a_split_model_are_named(lade: Any, tmp_path: Path) -> None:
-    first, second = (tmp_path / f"m-0000{n}-of-00003.gguf" for n in (1, 2))
-    for number, file in enumerate((first, second)):
-        write(file, None, {"split.no": number, "split.count": 3})
-    for name in (first, second, tmp_path):  # a folder stands for the whole
-        line = lade("generate", str(name), "-p", "the").refused(1)
-        missing = "m-00003-of-00003.gguf"
-        for words in ("one of 3 files", missing, f"llama-gguf-split --merge {first.name}"):
-            assert words in line
+def test_a_part_of_a_split_model_stands_for_the_whole(
+    folder: Path, lade: Any, tmp_path: Path
+) -> None:
+    write(tmp_path / "m.gguf", kind="Q8_0", split=12)
+    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    ids = answer(lade, folder / "small.gguf")["token_ids"]
+    for name in (first, second, tmp_path):  # a folder, too
+        assert answer(lade, name)["token_ids"] == ids
+    second.unlink()
+    told = lade("generate", str(first), "-p", "the").refused(1)
+    assert "one of 2 files" in told
+    assert second.name in told, "is not here"
 
 
 def test_types_that_are_not_unpacked_are_named(lade: Any, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def write(
     kind: str = "F32",
     vocabulary: Mapping[str, Any] | None = None,
     architecture: str | None = None,
+    split: int = 0,
 ) -> Path:
     """A model (or a small Llama) with a tokenizer, in a file.
 
@@ -51,12 +52,13 @@ def write(
         kind: the type of the matrices of layers.
         vocabulary: the settings of another tokenizer.
         architecture: what the file calls the family, if that is no matter of the model.
+        split: tensors of a part, if the file is split.
     """
     model = model or model_of()
     config = model.config
     family = NAMES.get(config.model_type, config.model_type)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    file = gguf.GGUFWriter(path, architecture or family)
+    file = gguf.GGUFWriter(path, architecture or family, split_max_tensors=split)
     rope = config.rope_parameters
     stated = {
         "general.name": "small",
@@ -91,7 +93,8 @@ def write(
         if not base or (config.tie_word_embeddings and name == "lm_head.weight"):
             continue
         block = "layers" in name and weight.ndim == 2
-        add(file, f"{names.get_name(base)}.{end}", numbers, kind if block else "F32")
+        if (name := f"{names.get_name(base)}.{end}") not in (tensors or {}):
+            add(file, name, numbers, kind if block else "F32")
     for name, value in (tensors or {}).items():
         add(file, name, *value) if isinstance(value, tuple) else add(file, name, value)
     file.write_header_to_file()

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple, Optional
+from typing import List, NamedTuple, Optional  # noqa: UP035
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,9 @@ ALIKE_ROWS = 96
 CHECKED_AT_ONCE = 1 << 14
 """Numbers of a weight that are checked at once. Each copy of them stays in a processor's cache, and
 is too small for malloc to map pages for it, which takes most of the time of larger copies."""
+PIECE = 1 << 13
+"""Rows of a weight that fbgemm packs at once: it reads them column by column, and a cache must hold
+a line of each."""
 LARGEST_HALF, LOST = 15, 2.0**-25
 """Power of two below which float16 ends, and what it rounds off of the least numbers that it holds:
 of a weight just below the first, 2⁻³⁹, where products in float32 round off 2⁻²⁴."""
@@ -46,8 +49,8 @@ class Weight(NamedTuple):
     form: str
     numbers: Tensor
     """The weight; of halves their unit, [1]; of integers what rotates an input's blocks, [b, b]."""
-    packed: Optional[PackedWeight] = None  # noqa: UP045 - it is no class to Python
-    """The weight as fbgemm holds it."""
+    packed: Optional[List[PackedWeight]] = None  # noqa: UP006, UP045 - it is no class to Python
+    """The weight as fbgemm holds it, in pieces of `PIECE` rows."""
     rows: int = 1
     """Of an input: the fewest that are multiplied; of halves whose rows are alike, a multiple."""
     part: int = 0
@@ -101,9 +104,9 @@ def _packed(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
 def _halves(x: Tensor, weight: Weight) -> Tensor:
     packed = weight.packed
     assert packed is not None
-    # In float32, whatever the input; and by a power of two, so that nothing is rounded.
-    product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x * weight.numbers, packed)
-    return product
+    x = x * weight.numbers  # float32, whatever the input; by a power of two, which rounds nothing
+    products = [torch.ops.quantized.linear_dynamic_fp16(x, piece) for piece in packed]
+    return products[0] if len(products) == 1 else torch.cat(products, -1)
 
 
 def _alike_halves(x: Tensor, weight: Weight) -> Tensor:
@@ -146,10 +149,12 @@ def _of_whole_numbers(x: Tensor, unit: float, weight: Weight) -> Tensor:
     """Return the product with an input rounded to whole numbers of a unit, up to the limit."""
     packed = weight.packed
     assert packed is not None
-    product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-        x, unit, weight.limit + 1, packed
-    )
-    return product
+    zero = weight.limit + 1
+    products = [
+        torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, unit, zero, piece)
+        for piece in packed
+    ]
+    return products[0] if len(products) == 1 else torch.cat(products, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,19 +184,27 @@ def packed(weight: Tensor, least: int = 1) -> Form:
     return Form(Weight("packed", blocks, rows=least), blocks.to_dense)
 
 
-def halves(weight: Tensor, *, alike: bool = False) -> Form:
+def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
     """Return the form in float16, multiplied in float32: half the bytes of float32.
 
     It is for weights that 16 bits hold, as those of most checkpoints in float16 and bfloat16; see
     `possible`.  A step of 4 rows costs what one of a single row does.
+    With `spend` the weight itself is changed, which spares a copy.
     """
     dtype, unit = weight.dtype, _unit_of(weight)
-    # The product with a tensor in float32 is one, without a copy in the type of the weight.
-    made = torch.ops.quantized.linear_prepack_fp16(weight * torch.tensor([1.0 / unit]), None)
+    scale = torch.tensor([1.0 / unit])
+    in_place = spend and dtype == torch.float32
+    made = [
+        # The product with a tensor in float32 is one, without a copy in the type of the weight.
+        torch.ops.quantized.linear_prepack_fp16(
+            piece.mul_(scale) if in_place else piece * scale, None
+        )
+        for piece in torch.split(weight, PIECE)
+    ]
 
     def dense() -> Tensor:
-        numbers, _ = torch.ops.quantized.linear_unpack_fp16(made)
-        return (numbers * unit).to(dtype)  # type: ignore[no-any-return]
+        pieces = [torch.ops.quantized.linear_unpack_fp16(piece)[0] for piece in made]
+        return (torch.cat(pieces) * unit).to(dtype)
 
     held = Weight("halves", torch.tensor([unit]), made)
     if alike:
@@ -221,7 +234,7 @@ def _unit_of(weight: Tensor) -> float:
     """The power of two in which a weight's largest number is just below where float16 ends."""
     least, most = torch.aminmax(weight)
     largest = max(-least.item(), most.item())
-    return 2.0 ** (math.frexp(largest)[1] - LARGEST_HALF) if math.isfinite(largest) else 1.0
+    return 2.0 ** (math.frexp(largest)[1] - LARGEST_HALF) if math.isfinite(largest) else math.nan
 
 
 FORMS: dict[str, Callable[[Tensor], Form]] = {
@@ -296,11 +309,17 @@ def possible(weight: Tensor) -> list[str]:
     if "halves" in forms:
         unit = _unit_of(weight)
         numbers = torch.split(weight.reshape(-1), CHECKED_AT_ONCE)
-        parts = (part.float() / unit for part in numbers)
-        # Nothing is held of what is not finite.
-        if not all((part.half().float() - part).abs().max() <= LOST for part in parts):
+        if not (math.isfinite(unit) and all(_is_held(part, unit) for part in numbers)):
             forms.remove("halves")
     return forms
+
+
+def _is_held(numbers: Tensor, unit: float) -> bool:
+    """Return whether halves hold numbers: those that are bfloat16 have few enough digits."""
+    if numbers.dtype == torch.float32 and not (numbers.view(torch.int32) & 0xFFFF).any():
+        return True
+    scaled = numbers.float() / unit
+    return bool((scaled.half().float() - scaled).abs().max() <= LOST)
 
 
 def forms_of(dtype: torch.dtype) -> list[str]:

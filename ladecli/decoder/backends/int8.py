@@ -11,14 +11,15 @@ have 7, and are multiplied twice instead, by what 7 bits hold of them and by wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_layouts import Form, Weight, rotated
+from .cpu_layouts import PIECE, Form, Weight, rotated
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -28,8 +29,8 @@ LARGEST_BLOCK = 16
 """Numbers of an input that are rotated together; more of them spread outliers no better."""
 LEAST = 1e-30
 """The least scale: a row of zeros has one, too."""
-ROWS_AT_ONCE = 1024
-"""Rows of a weight that are quantised at once: a head in float32 would need the most memory."""
+AT_ONCE = 1 << 18
+"""Numbers of a weight that are quantised at once: they stay in a processor's cache."""
 _ENGINE = "fbgemm"
 """The engine for quantised products that is the fastest for few rows."""
 
@@ -44,26 +45,48 @@ def has_vnni() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
-@torch.no_grad()
-def quantise(model: Any, dtype: torch.dtype) -> None:
-    """Let the linear layers of a model hold 8 bits, one after the other.
+class Rows(Protocol):
+    """A weight [out, in] whose rows are unpacked as they are read."""
 
-    The embedding's rows have 16; all other parameters get a type.
-    """
+    @property
+    def shape(self) -> Sequence[int]:
+        """Rows and columns."""
+
+    def __getitem__(self, rows: Any, /) -> Tensor:
+        """Return rows: all of them (`...`), those of a slice, or those of a tensor of numbers."""
+
+
+def quantised_parts(model: Any) -> dict[str, Any]:
+    """Return by name the modules of a model that `quantise` replaces."""
     embedding = model.get_input_embeddings()
-    found = [
-        (parent, name, module)
-        for parent in model.modules()
-        for name, module in parent.named_children()
+    return {
+        name: module
+        for name, module in model.named_modules()
         if type(module) is nn.Linear or (isinstance(module, nn.Embedding) and module is embedding)
-    ]
-    # The largest first: what packing takes beside a weight is least in the way then.
-    found.sort(key=lambda each: each[2].weight.numel())
-    while found:
-        parent, name, module = found.pop()
-        small = Int8Linear(module) if isinstance(module, nn.Linear) else HalfEmbedding(module)
-        setattr(parent, name, small)
-        del module  # and with it the weight
+    }
+
+
+@torch.no_grad()
+def quantise(model: Any, dtype: torch.dtype, stored: Mapping[str, Rows] | None = None) -> None:
+    """Let the linear layers of a model hold 8 bits, several at once.
+
+    The embedding's rows have 16, or stay as they are stored; all other parameters get a type.
+    `stored` are weights by name that the model itself does not have.
+    """
+    rows_of = {model.get_parameter(name): rows for name, rows in (stored or {}).items()}
+
+    def small(module: Any) -> nn.Module:
+        weight = rows_of.get(module.weight, module.weight.detach())
+        kind = HalfEmbedding if isinstance(module, nn.Embedding) else Int8Linear
+        return kind(module, weight)
+
+    # The largest first, while there is the most memory beside them; their weights go one by one.
+    parts = quantised_parts(model)
+    names = sorted(parts, key=lambda name: -parts[name].weight.numel())
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        made = pool.map(small, [parts.pop(name) for name in names])
+        for name, module in zip(names, made, strict=True):
+            model.set_submodule(name, module)
     for parameter in model.parameters():  # and no buffers: frequencies are exact
         parameter.data = parameter.data.to(dtype)
 
@@ -83,20 +106,17 @@ def rotation(count: int) -> Tensor:
     return matrix / math.sqrt(size)
 
 
-def integers(weight: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+def integers(weight: Rows, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """A weight [out, in], rotated, as int8, and the scales of its rows, float32 [out]."""
-    values = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(len(weight))
-    for some in _few_rows(len(weight)):
-        part = rotated(weight.detach()[some].float(), matrix)
+    count, width = weight.shape
+    values, scales = torch.empty((count, width), dtype=torch.int8), torch.empty(count)
+    step = max(AT_ONCE // width, 1)
+    for start in range(0, count, step):
+        some = slice(start, start + step)
+        part = rotated(weight[some].float(), matrix)
         scales[some] = (part.abs().amax(dim=1) / LIMIT).clamp_min_(LEAST)
         values[some] = (part / scales[some, None]).round_()
     return values, scales
-
-
-def _few_rows(count: int) -> Iterator[slice]:
-    """All rows of a weight, a few at once: they are brought to types of more bits."""
-    return (slice(start, start + ROWS_AT_ONCE) for start in range(0, count, ROWS_AT_ONCE))
 
 
 class Int8Linear(nn.Module):
@@ -104,18 +124,40 @@ class Int8Linear(nn.Module):
 
     Args:
         linear: what it is made of.
+        weight: that of the layer, if it does not have it itself.
 
     Attributes:
-        product: what it multiplies with.
-        rows: which outputs of that are its own; see `share_product`.
+        rows: which outputs of its product are its own; see `share_product`.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, weight: Rows | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self.product = int8_form(*integers(linear.weight, rotation(linear.in_features)))
+        # Until the product is needed: most layers share one, which is packed once.
+        self._integers: tuple[Tensor, Tensor] | None = integers(
+            linear.weight.detach() if weight is None else weight, rotation(linear.in_features)
+        )
+        self._product: Form | None = None
         self.rows = slice(linear.out_features)
+
+    @property
+    def product(self) -> Form:
+        """What it multiplies with."""
+        if self._product is None:
+            self.share(int8_form(*self.integers), 0)
+        assert self._product is not None
+        return self._product
+
+    @property
+    def integers(self) -> tuple[Tensor, Tensor]:
+        """The integers and scales of all outputs of the product."""
+        return self._integers or _unpacked(self.product.weight)
+
+    def share(self, product: Form, start: int) -> None:
+        """Multiply with a product from now on, whose outputs from `start` on are its own."""
+        self._product, self._integers = product, None
+        self.rows = slice(start, start + self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -132,39 +174,44 @@ def share_product(parts: Sequence[Int8Linear]) -> Form:
     Each of them multiplies with all of it from then on.  For another decoder of the model it is the
     same one: layers share with the same others always, in one order.
     """
-    product = parts[0].product
-    if any(part.product is not product for part in parts):
-        weights = [_unpacked(part.product.weight) for part in parts]
-        values, scales = (torch.cat(each) for each in zip(*weights, strict=True))
+    first = parts[0]._product
+    if len(parts) > 1 and (first is None or any(part._product is not first for part in parts)):
+        held = zip(*(part.integers for part in parts), strict=True)
+        values, scales = (torch.cat(rows) for rows in held)
         product, start = int8_form(values, scales), 0
         for part in parts:
-            part.product, part.rows = product, slice(start, start := start + part.out_features)
-    return product
+            part.share(product, start)
+            start += part.out_features
+    return parts[0].product
 
 
 class HalfEmbedding(nn.Module):
-    """An embedding whose rows have 16 bits, are made plain as they are looked up, and scaled where
-    the family (Gemma) has that.
+    """An embedding whose rows have 16 bits, or are stored otherwise; they are made plain as they
+    are looked up, and scaled if the family (Gemma) has that.
 
     Args:
         embedding: what it is made of.
+        weight: that of the embedding, if it does not have it itself.
 
     Attributes:
         weight: [vocabulary, n]; no parameter, for these get other types.
         scale: of all rows.
     """
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, embedding: nn.Embedding, weight: Any = None) -> None:
         super().__init__()
-        weight = embedding.weight.detach()
-        kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
-        # A copy in any case: a part of a file would keep all of it in memory.
-        self.weight = weight.to(kind, copy=True)
+        weight = embedding.weight.detach() if weight is None else weight
+        if isinstance(weight, Tensor):
+            kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
+            # A copy in any case: a part of a file would keep all of it in memory.
+            weight = weight.to(kind, copy=True)
+        self.weight = weight
         self.scale = getattr(embedding, "embed_scale", 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., n]."""
-        return self.weight[ids].float() * self.scale
+        rows: Tensor = self.weight[ids].float() * self.scale
+        return rows
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:
@@ -176,7 +223,8 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
     """
     # The whole process has one, and nothing else in it has quantised products.
     torch.backends.quantized.engine = _ENGINE
-    packed = torch.ops.quantized.linear_prepack(quantised_tensor(values, scales), None)
+    pieces = zip(torch.split(values, PIECE), torch.split(scales, PIECE), strict=True)
+    packed = [torch.ops.quantized.linear_prepack(quantised_tensor(*one), None) for one in pieces]
     form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
     held = Weight(form, rotation(values.shape[1]), packed, limit=limit)
     return Form(held, lambda: _unpacked(held)[0])
@@ -184,5 +232,6 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
 
 def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
     """Return the numbers that a weight of integers was made of: `int8_form`'s arguments."""
-    values, _ = torch.ops.quantized.linear_unpack(weight.packed)
-    return values.int_repr(), values.q_per_channel_scales().float()
+    pieces = [torch.ops.quantized.linear_unpack(piece)[0] for piece in weight.packed or ()]
+    values = torch.cat([piece.int_repr() for piece in pieces])
+    return values, torch.cat([piece.q_per_channel_scales() for piece in pieces]).float()

@@ -30,6 +30,7 @@ from ..model.transformer import Transformer
 from .attention import choose_operations
 from .cpu_layouts import CpuLinear
 from .cuda_graphs import Capture, CudaGraphs
+from .int8 import holds_int8
 from .quiet import quiet
 from .transformers_cache import OwnCache, OwnCacheModel
 from .transformers_forward import StockModel, input_device
@@ -181,6 +182,10 @@ def choose_backend(model: Any, facts: ModelFacts, options: LoadOptions) -> Backe
     restore(model)  # another decoder of it may have taken its weights
     why = facts.no_trees
     if why is None:
+        if holds_int8(model) and can_run(model):
+            with suppress(AttributeError):  # a layer lacks a part, as the trial will say
+                # Layers of 8 bits share products from then on, which are packed once so.
+                make_transformer(model, facts, join=options.join, on_layer=options.on_layer)
         try:
             return _first_right(model, options, Trial.of(model, facts))
         except UnsupportedModelError as error:

@@ -31,6 +31,8 @@ float32, else the largest root mean square of a row.  Where inputs are rounded t
 difference may grow to one of these."""
 LENGTH = 12
 """Tokens of the trial text."""
+GOLDEN = 0.382
+"""What lies between two ids of it, as a share of the vocabulary, whose start may be untrained."""
 GPU_LENGTH, GPU_WIDTH = 80, 24
 """The same on a GPU, and tokens of the trial's wide step: kernels differ by the rows of a tile."""
 
@@ -59,7 +61,8 @@ class Trial:
         """
         on_gpu = input_device(model).type == "cuda" and facts.context > 2 * GPU_LENGTH
         length = GPU_LENGTH if on_gpu else LENGTH
-        text = [(7 + 37 * i) % facts.vocabulary for i in range(length)]
+        step = int(GOLDEN * facts.vocabulary)
+        text = [(7 + step * i) % facts.vocabulary for i in range(length)]
         try:
             expected, shapes = _own_logits(model, text)
         except Exception as error:

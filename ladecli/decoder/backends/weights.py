@@ -31,6 +31,7 @@ from .cpu_layouts import (
     alike_forms,
     choose_form,
     computed_in,
+    halves,
     possible,
 )
 from .int8 import Int8Linear, holds_int8, share_product
@@ -180,7 +181,10 @@ def join_plain(
     alike = alike_forms(weight) if invariant else []
     if alike or (weight.numel() >= SMALL and (pack or not shared)):
         name = choose_form(weight.dtype, alike or possible(weight))
-    form = (ALIKE if alike else FORMS)[name](weight)
+    if name == "halves":  # it leaves the modules: no other copy is needed
+        form = halves(weight, alike=bool(alike), spend=not shared)
+    else:
+        form = (ALIKE if alike else FORMS)[name](weight)
     if name == "rows" and not shared:
         _hand_back(parts, weight)
     elif not shared:
