@@ -2,18 +2,20 @@
 
     python benchmarks/differential.py --models 100 --json benchmarks/results/differential.json
     python benchmarks/differential.py --first 17 --models 1     # one model again
+    python benchmarks/differential.py --models 100 --hybrids    # with recurrent layers alone
 
 Small random models in float32, with all kinds of rotary frequencies, sliding windows, penalties and
-stop strings, and texts that are broken off and continued.  A number stands for a model and its
-cases, the same every time.  Answers are asked of `custom_generate`, of `ladecli.Model` and, for the
-first case of a model, of the command line.  The extra `test` is needed.  It exits with 1 if an
-answer differs.
+stop strings, and texts that are broken off (by their reader, by Ctrl-C or for want of memory), then
+begun again, continued, and given another end.  A number stands for a model and its cases, the same
+every time.  Answers are asked of `custom_generate`, of `ladecli.Model` and, for the first case of a
+model, of the command line.  The extra `test` is needed.  It exits with 1 if an answer differs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -21,7 +23,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -36,11 +38,13 @@ from transformers import StopStringCriteria
 
 import ladecli
 from ladecli.commands.cli import entry
-from tests.support.models import FAMILIES, new_model
+from ladecli.decoder.decoder import Decoder
+from tests.support.models import FAMILIES, HYBRIDS, new_model
 from tests.support.tokenizers import CORPUS, byte_level
 
 CHAINS = ("stablelm", "nemotron", "falcon", "bloom")
-NAMES = sorted({*FAMILIES, *CHAINS} - {"gpt2", "opt", "llama_dynamic", "phi3_long", "mistral_long"})
+_OTHERS = {"gpt2", "opt", "llama_dynamic", "phi3_long", "mistral_long"}
+NAMES = sorted({*FAMILIES, *HYBRIDS, *CHAINS} - _OTHERS)
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 TURNS = 5
 """Cases of a model: prompts, each with settings of its own."""
@@ -73,10 +77,10 @@ class Outcome:
             self.faults.append(f"{door}: token {at} of {len(expected)}, {len(answer)} came")
 
 
-def run(number: int, folder: Path) -> Outcome:
-    """Run the cases of a model, which is saved in a folder."""
+def run(number: int, folder: Path, families: Sequence[str]) -> Outcome:
+    """Run the cases of a model of one of the families, which is saved in a folder."""
     draw, tokenizer = Random(number), byte_level()
-    outcome = Outcome(number, NAMES[number % len(NAMES)])
+    outcome = Outcome(number, families[number % len(families)])
     model, outcome.rope = _model(outcome.family, draw)
     config = model.generation_config
     if draw.random() < 0.4:
@@ -101,18 +105,24 @@ def run(number: int, folder: Path) -> Outcome:
         own = _generated(model, ids, custom_generate=ladecli.lookahead, **own)
         outcome.check("custom_generate", own, expected)
         asked = {"max_new_tokens": new, "stop": stop or []}
-        events = loaded.stream(text, **asked)
-        for _ in range(draw.choice((0, 0, 3, 9))):
-            next(events, None)
-        events.close()  # type: ignore[attr-defined]
+        begun: list[int] = []
+        with _failing(loaded.session.decoder, draw), contextlib.suppress(KeyboardInterrupt):
+            events = loaded.stream(text, **asked)
+            for event in itertools.islice(events, draw.choice((0, 3, 9, 99))):
+                begun += _ids(event)
+            events.close()  # type: ignore[attr-defined]
+        outcome.check("Model, broken off", begun, expected[: len(begun)])
         answer = [token for event in loaded.stream(text, **asked) for token in _ids(event)]
         outcome.check("Model", answer, expected)
         if turn == 0:
             flags = [part for each in stop or () for part in ("--stop", each)]
             outcome.check("lade generate", _by_command(folder, text, new, flags), expected)
         text += tokenizer.decode(expected, skip_special_tokens=True) + _text(draw)[:20]
+        if draw.random() < 0.3:
+            text = text[: -draw.randint(1, len(text) // 2)] + _text(draw)[:20]
         # Another conversation, for one: the shortest context is 160 tokens.
-        if draw.random() < 0.5 or len(tokenizer(text)["input_ids"]) > 2 * ORIGINAL:
+        most = (2 if outcome.rope in ROPES[1:] else 4) * ORIGINAL
+        if draw.random() < 0.3 or len(tokenizer(text)["input_ids"]) > most:
             text = _text(draw)
     return outcome
 
@@ -120,6 +130,25 @@ def run(number: int, folder: Path) -> Outcome:
 def _generated(model: Any, ids: torch.Tensor, **told: Any) -> list[int]:
     model(ids[:, :1])  # dynamic frequencies remember the longest text until there is a short one
     return list(model.generate(ids, **told)[0, ids.shape[1] :].tolist())
+
+
+@contextlib.contextmanager
+def _failing(decoder: Decoder, draw: Random) -> Iterator[None]:
+    """Have one call of a decoder's parts fail, or none."""
+    parts = (decoder.executor.model, "forward"), (decoder.cache, "write"), (decoder.cache, "keep")
+    (part, name), at, calls = draw.choice(parts), draw.randint(1, 12), itertools.count(1)
+    error, work = (
+        draw.choice((KeyboardInterrupt, torch.OutOfMemoryError, None)),
+        getattr(part, name),
+    )
+
+    def call(*args: Any, **given: Any) -> Any:
+        if next(calls) == at and error is not None:
+            raise error
+        return work(*args, **given)
+
+    with mock.patch.object(part, name, call):
+        yield
 
 
 def _ids(event: object) -> tuple[int, ...]:
@@ -198,7 +227,9 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--models", type=int, default=100, help="with five cases each")
     parser.add_argument("--first", type=int, default=0, help="number of the first model")
+    parser.add_argument("--hybrids", action="store_true", help="families with recurrent layers")
     args = parser.parse_args()
+    among = sorted(HYBRIDS) if args.hybrids else NAMES
     torch.set_num_threads(1)
     began, families, ropes = time.monotonic(), set(), Counter[str]()
     answers = differences = 0
@@ -206,7 +237,7 @@ def main() -> int:
         os.environ.update({f"XDG_{each}_HOME": place for each in ("CONFIG", "STATE", "CACHE")})
         for number in range(args.first, args.first + args.models):
             with quietly():
-                outcome = run(number, Path(place) / "model")
+                outcome = run(number, Path(place) / "model", among)
             families.add(outcome.family)
             ropes[outcome.rope] += 1
             answers += outcome.compared

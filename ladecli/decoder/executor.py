@@ -242,6 +242,7 @@ class Executor:
             outputs=outputs,
             length=cache.length,
             last_position=mask.last_position,
+            pending=layout.pending,
         )
         try:
             with model.context():

@@ -105,10 +105,42 @@ STOCK: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The same for those that run on transformers' forward."""
 
-LACKING = {"internlm3", "iquestcoder"} - {*CONFIG_MAPPING}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA = {
+    "head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+} | _LINEAR
+_DELTA_EXPERTS = {"num_experts": 4, "shared_expert_intermediate_size": 16} | _DELTA | _EXPERTS
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2}
+_NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2}
+_ZAMBA = {"n_mamba_heads": 8, "mamba_headdim": 8, "mamba_d_state": 8, "mamba_ngroups": 2}
+_SHORT = {"layer_types": ["conv", "full_attention"]}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": _DELTA_EXPERTS,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA_EXPERTS,
+    "olmo_hybrid": {"num_key_value_heads": 4} | _DELTA,
+    "lara_mini": _DELTA,
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2},
+    "granitemoehybrid": {"num_local_experts": 0, "shared_intermediate_size": 48} | _MAMBA | _LINEAR,
+    "falcon_h1": {"mamba_d_ssm": 64} | _MAMBA,
+    "bamba": {"attn_layer_indices": [1]} | _MAMBA,
+    "nemotron_h": {"layers_block_type": ["mamba", "attention"], "head_dim": 8} | _NEMOTRON,
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "num_key_value_heads": 4} | _ZAMBA,
+    "lfm2": _SHORT,
+    "lfm2_moe": {"num_experts": 4, "num_dense_layers": 1} | _SHORT | _EXPERTS,
+    "lfm3": _SHORT,
+}
+"""Settings of families with recurrent layers, which verify trees on transformers' forward, too."""
+
+LACKING = {"internlm3", "iquestcoder", "lara_mini", "lfm3"} - {*CONFIG_MAPPING}
 """Families that came after transformers 5.17."""
 for family in LACKING:
-    del OWN[family]
+    OWN.pop(family, None)
+    HYBRIDS.pop(family, None)
 
 FAMILIES = OWN | STOCK
 
@@ -121,7 +153,7 @@ def model_of(family: str) -> Any:
 
 def new_model(family: str, **extra: Any) -> Any:
     """Return a random model of any family in float32, with more settings or others."""
-    model_type, settings = FAMILIES.get(family, (family, {}))
+    model_type, settings = FAMILIES.get(family, (family, HYBRIDS.get(family, {})))
     common = [*_SHAPE]
     if model_type == "gpt2":
         common = ["vocab_size", "bos_token_id", "eos_token_id", "tie_word_embeddings"]

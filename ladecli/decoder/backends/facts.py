@@ -22,11 +22,15 @@ paddleocr_vl_text persimmon phi phi4_multimodal phimoe qwen2_moe qwen3_moe qwen3
 qwen3_vl_moe_text sarvam_mla sarvam_moe solar_open starcoder2 step3p5 vaultgemma youtu
 """
 """Families that verify trees on transformers' forward."""
+HYBRIDS = """
+bamba falcon_h1 granitemoehybrid lara_mini lfm2 lfm2_moe lfm3 mamba2 nemotron_h olmo_hybrid
+qwen3_5_moe_text qwen3_5_text qwen3_next zamba2
+"""
+"""Families that verify trees there although some of their layers are recurrent."""
 _OTHERS = """
 axk2 bailing_hybrid deepseek_v32 deepseek_v4 dory dots3_note_text git glm5_next_text
 glm_moe_dsa hy_v4 hy_v4_vl_text inkling2_loop_text inkling2_text inkling_text kimi_linear
-lara_mini lfm2_moe lfm3 minimax minimax_m3_vl_text mistral_large4_text mllama_text_model
-nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen4_exp_text trocr zaya
+minimax minimax_m3_vl_text mistral_large4_text mllama_text_model qwen4_exp_text trocr zaya
 """
 """Families without trees, by what their configurations or the trial at load tell, beside those of
 `_BY_REASON`."""
@@ -55,14 +59,10 @@ _BY_REASON = {
     _NO_KEYWORDS: "stablelm nemotron",
     _SPARSE: "doge",
     _NO_INTERFACE: "bloom mpt falcon gptj codegen gpt_neo gpt_neox_japanese openai-gpt xglm",
-    _RECURRENT: "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma"
-    " qwen3_next granitemoehybrid falcon_h1 lfm2 xlstm",
+    _RECURRENT: "mamba falcon_mamba jamba zamba rwkv recurrent_gemma xlstm",
 }
 _NO_TREES = {family: why for why, families in _BY_REASON.items() for family in families.split()}
-_MULTI_TOKEN = {
-    *("rwkv", "lfm2", "lfm3", "nemotron_h", "falcon_h1", "olmo_hybrid", "minimax", "qwen3_next"),
-    *("qwen3_5_text", "granitemoehybrid"),
-}
+_MULTI_TOKEN = {"rwkv", "minimax"}
 """Recurrent families whose state takes several tokens at once like one after the other: tried in
 float32, where it shows.  Others take several tokens for the beginning of a text."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
@@ -74,7 +74,8 @@ _SELECTIONS = ("index_topk", "index_topk_blocks", "indexer_budget")
 
 def known_families() -> set[str]:
     """Return the families of which it is known how they are decoded; the tests decode them."""
-    return {*FAMILIES, *STOCK.split(), *_OTHERS.split(), *_NO_TREES} - {*UNTRIED.split()}
+    named = f"{STOCK} {HYBRIDS} {_OTHERS}".split()
+    return {*FAMILIES, *named, *_NO_TREES} - {*UNTRIED.split()}
 
 
 def refusal(config: Any) -> str | None:
@@ -99,6 +100,8 @@ def no_trees(config: Any) -> str | None:
         return _CHUNKS
     if any(getattr(text, name, None) for name in _SELECTIONS):
         return _SPARSE
+    if text.model_type in HYBRIDS.split():
+        return None
     if kinds & _RECURRENT_LAYERS:
         return _RECURRENT
     if others := kinds - _ATTENTION_LAYERS:

@@ -32,6 +32,7 @@ from .cpu_layouts import CpuLinear
 from .cuda_graphs import Capture, CudaGraphs
 from .int8 import holds_int8
 from .quiet import quiet
+from .recurrent import RecurrentCache
 from .transformers_cache import OwnCache, OwnCacheModel
 from .transformers_forward import StockModel, input_device
 from .trial import Trial, facts_of
@@ -166,9 +167,10 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     if forward.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(forward.device)
         numbers = [shape.heads * (shape.key_size + shape.value_size) for shape in shapes]
-        per_slot = sum(numbers) * shapes[0].dtype.itemsize
-        first = min(slots, int(CACHE_SHARE * free) // per_slot)
-    return KVCache(shapes, slots, first)
+        per_slot = sum(numbers) * shapes[0].dtype.itemsize  # 0 if all layers are recurrent
+        first = min(slots, int(CACHE_SHARE * free) // max(per_slot, 1))
+    recurrent = isinstance(forward, StockModel) and forward.recurrent
+    return (RecurrentCache if recurrent else KVCache)(shapes, slots, first)
 
 
 @quiet()

@@ -24,6 +24,7 @@ from ..model.mask import Rules, StepMask
 from ..model.rotary import frequencies_as_loaded, growing
 from .attention import choose_operations, step_context
 from .compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
+from .recurrent import RecurrentCache, RecurrentStep, twin_of
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
@@ -99,6 +100,7 @@ class StockModel:
 
     Attributes:
         sliding_windows: those that layers asked for in the last step.
+        recurrent: whether some layers are recurrent.
     """
 
     drafts: Drafts = "trees"
@@ -111,7 +113,8 @@ class StockModel:
         self.layer_shapes = list(shapes)
         self.sliding_windows: set[int] = set()
         self._spread = len({shape.device for shape in shapes}) > 1
-        self._model = model
+        self._model = twin_of(model)
+        self.recurrent = self._model is not model
         self._cache_name = cache_argument(model.forward) or GENERATE_CACHE
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configurations = [
@@ -139,6 +142,12 @@ class StockModel:
             rows = step.outputs if len(step.outputs) else step.outputs.new_zeros(1)
             if self._spread:
                 rows = rows.cpu()  # selects on any device: the last layer may be on another
+        recurrent = None
+        if isinstance(cache, RecurrentCache):
+            recurrent = RecurrentStep(step, cache.states)
+        elif self.recurrent:
+            raise UnsupportedModelError("recurrent layers cannot be captured")
+        seen = ModelCache(cache, step.length, recurrent)
         with self._named(), frequencies_as_loaded(self._growing):
             result = self._model(
                 input_ids=step.tokens[None],
@@ -146,8 +155,10 @@ class StockModel:
                 position_ids=step.positions[None],
                 use_cache=True,
                 logits_to_keep=rows,
-                **{self._cache_name: ModelCache(cache, step.length), KEYWORD: call},
+                **{self._cache_name: seen, KEYWORD: call},
             )
+        if isinstance(cache, RecurrentCache):
+            cache.step = recurrent
         self.sliding_windows = call.windows
         logits: Tensor = result.logits[0]
         # Some wrappers pass `logits_to_keep` to nothing, and compute every row.
@@ -171,25 +182,22 @@ class ModelCache:
     """A cache of `length` tokens as transformers' models see it; masks and positions are ours.
 
     Attributes:
-        shapes: by layer, of what would have been written, where there is no cache to write to.
+        recurrent: the step as recurrent layers see it; None without such layers.
     """
 
     is_compileable = False
     is_sliding: tuple[bool, ...] = ()
 
-    def __init__(self, cache: StepCache | None = None, length: int = 0) -> None:
-        self.shapes: dict[int, LayerShape] = {}
-        self._cache = cache
+    def __init__(
+        self, cache: StepCache, length: int, recurrent: RecurrentStep | None = None
+    ) -> None:
+        self._cache, self.recurrent = cache, recurrent
         self._length = length
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write one layer's step, [1, K, T, D]; return all slots to attend to, [1, K, S, D]."""
-        if self._cache is None:
-            shape = key.shape[1], key.shape[-1], value.shape[-1], key.dtype, key.device
-            self.shapes[layer_idx] = LayerShape(*shape)
-            return key, value
         keys, values = self._cache.write(layer_idx, key[0], value[0])
         return keys[None], values[None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from ..tree import ROOT, TokenTree
 from .compat import GENERATE_CACHE, cache_argument
 from .facts import model_facts
 from .int8 import holds_int8
-from .transformers_forward import ModelCache, input_device
+from .transformers_forward import input_device
 
 TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2, torch.int8: 3e-1})
 """Difference of logits that counts as rounding, relative to their spread: the largest one in
@@ -36,6 +37,8 @@ GOLDEN = 0.382
 GPU_LENGTH, GPU_WIDTH = 80, 24
 """The same on a GPU, and tokens of the trial's wide step: kernels differ by the rows of a tile."""
 
+REST = 5
+"""Tokens after those that are read as a prompt."""
 RANKED = 6
 """Tokens that are ranked after each of the last two."""
 
@@ -141,7 +144,7 @@ class Trial:
         Two rival continuations are decoded in one step after a prefix, the second one is kept,
         and other steps follow it.  Masks, positions and slots all have to work for that.
         """
-        text, cache, start = self.text, executor.cache, len(self.text) - 5
+        text, cache, start = self.text, executor.cache, len(self.text) - REST
         executor.run(layout.build_chunk(text[:start], 0))
         cache.keep(range(start))
         tree = TokenTree()
@@ -181,12 +184,26 @@ def rounding_type(model: Any) -> torch.dtype:
 
 def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShape]]:
     """Logits after each token, float32 [tokens, vocabulary], and what layers cache."""
-    cache = ModelCache()
-    ids = torch.tensor([list(text)], device=input_device(model))
-    name = cache_argument(model.forward) or GENERATE_CACHE
-    result = model(input_ids=ids, use_cache=True, **{name: cache})
-    shapes = [cache.shapes[layer] for layer in sorted(cache.shapes)]
-    return result.logits[0].float(), shapes
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    known = inspect.signature(model.forward).parameters
+    device, name = input_device(model), cache_argument(model.forward) or GENERATE_CACHE
+    # Some recurrent layers read a prompt in another way than what follows it.
+    rest = REST if any(cache.is_linear) else 0
+    rows: list[Tensor] = []
+    for part in torch.split(torch.arange(len(text)), [len(text) - rest, *[1] * rest]):
+        fed = {"input_ids": torch.tensor([text[i] for i in part], device=device)[None]}
+        if rest and "position_ids" in known:  # some do not ask the cache
+            fed["position_ids"] = part[None].to(device)
+        rows.append(model(use_cache=True, **{name: cache}, **fed).logits[0])
+    return torch.cat(rows).float(), [_shape(layer, rows[0]) for layer in cache.layers]
+
+
+def _shape(layer: Any, like: Tensor) -> LayerShape:
+    """Return the shape of what a layer of transformers' cache holds; of size 0 without keys."""
+    if (keys := getattr(layer, "keys", None)) is None:
+        return LayerShape(0, 0, 0, like.dtype, like.device)
+    sizes = keys.shape[1], keys.shape[-1], layer.values.shape[-1]
+    return LayerShape(*sizes, keys.dtype, keys.device)
 
 
 def facts_of(model: Any) -> ModelFacts:

@@ -52,6 +52,7 @@ class StepInputs:
     outputs: Tensor | None  # int64, indices of the tokens whose logits are computed; None for all
     length: int  # committed tokens before the step
     last_position: int  # the largest position
+    pending: int = 1  # committed tokens in it, which come first
 
 
 class Forward(Protocol):

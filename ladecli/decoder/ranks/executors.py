@@ -73,7 +73,10 @@ class Ranks(Executor):
         self._awaited = True
         self.begun += 1
         problem = "was given another prompt or other settings than rank 0"
-        self.cache.truncate(min(self._exchange(self.cache.length, fingerprint, problem)))
+        lengths = self._exchange(self.cache.length, fingerprint, problem)
+        while min(lengths) < max(lengths):  # recurrent layers may forget more than they have to
+            self.cache.truncate(min(lengths))
+            lengths = self._exchange(self.cache.length, fingerprint, problem)
 
     def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
         """See `Executor`: a captured step, if the local executor captures."""
