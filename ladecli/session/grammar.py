@@ -127,7 +127,7 @@ def grammar_tokenizer(tokenizer: Any, vocabulary: int, stop_ids: Collection[int]
     try:
         size = max(vocabulary, len(tokenizer))
         return from_tokenizer(tokenizer, n_vocab=size, eos_token=sorted(stop_ids) or None)
-    except Exception as error:  # panics of Rust too
+    except Exception as error:
         reason = one_line(str(error))
         raise UsageError(f"this model's tokenizer takes no schema or grammar: {reason}") from error
 

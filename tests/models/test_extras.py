@@ -45,6 +45,7 @@ GENERATE: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "gguf": lambda folder: (str(write(folder / "small.gguf")),),
     "lora": lambda folder: ("demo", "--adapter", str(make(str(DEMO), folder / "adapter"))),
     "quant": lambda _: ("demo", "--quantize", "4bit"),
+    "schema": lambda _: ("demo", "--json-schema", '{"enum": ["a"]}'),
 }
 
 
