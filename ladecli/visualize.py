@@ -17,11 +17,11 @@ from .metrics import Tally
 # Of the 256 colours that no theme changes: legible on black and on white, and far apart also for
 # people who see no red or no green.
 SOURCE_STYLES = {
-    "trajectory": "spring_green4",
+    "trajectory": "wheat4",
     "context": "cornflower_blue",
     "recycled": "dark_goldenrod",
     "jacobi": "medium_orchid3",
-    "forced": "grey50",
+    "forced": "grey37",
 }
 MEANINGS = {
     "context": "copied from a text",

@@ -315,7 +315,7 @@ def whole_step(
     decoder: Decoder, step: layout.StepLayout, draft: Draft, sampling: SamplingConfig
 ) -> None:
     """A step as the loop runs it, up to the tokens on the host."""
-    sampler = Sampler(sampling, most_probable=decoder.executor.most_probable)
+    sampler = Sampler(sampling, most_probable=decoder.executor.ranking)
     decoder.executor.launch(step, partial(sampler.read, layout=step, draft=draft))()
 
 
