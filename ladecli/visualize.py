@@ -17,11 +17,11 @@ from .metrics import Tally
 # Of the 256 colours that no theme changes: legible on black and on white, and far apart also for
 # people who see no red or no green.
 SOURCE_STYLES = {
-    "trajectory": "wheat4",
-    "context": "cornflower_blue",
+    "trajectory": "spring_green4",
+    "context": "dodger_blue2",
     "recycled": "dark_goldenrod",
     "jacobi": "medium_orchid3",
-    "forced": "grey37",
+    "forced": "light_slate_blue",
 }
 MEANINGS = {
     "context": "copied from a text",
