@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Sequence
+from typing import Protocol
 
 from .config import Limits, SamplingConfig
 from .engine import Generation
@@ -11,10 +12,21 @@ from .errors import DecoderError, PromptError
 from .events import Event, Finished
 from .executor import Executor, Stopped
 from .grammar import Grammar
-from .prefixes import Prefixes
+from .kv_cache import KVCache
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
 from .tree import common_prefix
+
+
+class KeptTexts(Protocol):
+    """Keeps texts that a cache has held; see `backends.prefixes`."""
+
+    def switch(self, cache: KVCache, text: Sequence[int], prompt: Sequence[int]) -> int:
+        """Let a cache, which holds `text`, hold as much of a prompt's start as is known, and return
+        how many tokens that is."""
+
+    def clear(self) -> None:
+        """Drop all texts."""
 
 
 class Decoder:
@@ -36,7 +48,7 @@ class Decoder:
         max_context: the most tokens of prompt and answer together.
         lock: held while a step runs; another thread that changes what a step reads must hold it.
         cache: keys and values of the committed text.
-        prefixes: earlier texts that the cache gets back if a prompt begins as they do; None to
+        kept_texts: earlier texts that the cache gets back if a prompt begins as they do; None to
             keep none.
     """
 
@@ -52,7 +64,7 @@ class Decoder:
         # between generations.
         self._latest = 0
         self._text: list[int] = []
-        self.prefixes: Prefixes | None = None
+        self.kept_texts: KeptTexts | None = None
 
     def forget(self, *, keep_memory: bool = False) -> None:
         """Drop the cached text; a generation under way is over.
@@ -65,8 +77,8 @@ class Decoder:
             self._latest += 1
             self._text = []
             self.cache.truncate(0)
-            if self.prefixes is not None:
-                self.prefixes.clear()
+            if self.kept_texts is not None:
+                self.kept_texts.clear()
             if not keep_memory:
                 self.cache.release()
                 self.executor.forget()
@@ -156,10 +168,10 @@ class Decoder:
                 self._latest += 1
                 prompt, text = tokens[:-1], self._text
                 self._text = []
-                if self.prefixes is None or self.cache.turned:
+                if self.kept_texts is None or self.cache.turned:
                     shared = common_prefix(prompt, text)
                 else:
-                    shared = self.prefixes.switch(self.cache, text, prompt)
+                    shared = self.kept_texts.switch(self.cache, text, prompt)
                 self.cache.truncate(shared)
                 number = self._latest  # last: until here the cache may hold another text
             while True:

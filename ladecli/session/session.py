@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from ..decoder.backends.load import load_decoder
+from ..decoder.backends.prefixes import Prefixes
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.sources import MAX_CORPUS
 from ..decoder.drafting.store import DraftStore
 from ..decoder.executor import Executor
-from ..decoder.prefixes import Prefixes
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
@@ -120,7 +120,7 @@ class Session:
 
     def keep_texts(self, limit: int) -> None:
         """Keep earlier texts in host memory, as many bytes of them as `limit` says."""
-        self.decoder.prefixes = Prefixes(limit) if limit else None
+        self.decoder.kept_texts = Prefixes(limit) if limit else None
 
     def start_over(self) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more."""

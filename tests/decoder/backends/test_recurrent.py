@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ladecli.decoder.backends.load import load_decoder
+from ladecli.decoder.backends.prefixes import Prefixes
 from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Event, Started
-from ladecli.decoder.prefixes import Prefixes
 from ladecli.decoder.strategies import make_strategy
 from tests.support.decoding import PAPER, ids_of, run, steps_of, transformers_ids
 from tests.support.models import HYBRIDS, VOCABULARY, model_of, new_model, prompt_for
@@ -165,7 +165,7 @@ def test_the_start_of_a_text_is_not_read_again(family: str) -> None:
 def test_an_earlier_text_comes_back_with_its_states(family: str) -> None:
     """A long one, after another text of which nothing is known."""
     long, decoder = prompt_for(family, 200), load_decoder(model_of(family), join=False)
-    decoder.prefixes = Prefixes(1 << 30)
+    decoder.kept_texts = Prefixes(1 << 30)
     text = [*long, *ids_of(run(decoder, long, limits=Limits(8)))]
     run(decoder, [7, 8, 9], limits=Limits(2))
     for ids, least in (([*text, 5, 6], 207), ([*long[:150], 9, 9], 100)):

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .faults import attempt
-from .kv_cache import KVCache
-from .tree import common_prefix
+from ..faults import attempt
+from ..kv_cache import KVCache
+from ..tree import common_prefix
 
 SHORTEST = 64
 """Tokens that it is worth to keep, or to restore."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ladecli.decoder.backends.prefixes import Prefixes
 from ladecli.decoder.config import Limits
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Started
-from ladecli.decoder.prefixes import Prefixes
 from tests.support.decoding import decoder_of, ids_of, run
 from tests.support.models import prompt_for
 
@@ -26,7 +26,7 @@ def answer(decoder: Decoder, prompt: list[int]) -> tuple[int, list[int]]:
 @pytest.fixture
 def decoder() -> Decoder:
     decoder = decoder_of("llama")
-    decoder.prefixes = Prefixes(1 << 30)
+    decoder.kept_texts = Prefixes(1 << 30)
     return decoder
 
 
@@ -49,13 +49,13 @@ def test_a_title_between_two_turns_costs_no_prompt(decoder: Decoder) -> None:
 def test_memory_is_bounded_and_short_texts_evict_no_long_one(decoder: Decoder) -> None:
     answer(decoder, LONG)
     size = sum(tensor.nbytes for tensor in decoder.cache.save())
-    decoder.prefixes = Prefixes(round(size * 1.2))
+    decoder.kept_texts = Prefixes(round(size * 1.2))
     texts = [[start, *prompt_for("llama", 80)] for start in (11, 12, 13)]
     for text in texts:
         answer(decoder, text)
     assert answer(decoder, [*LONG, 4])[0] >= len(LONG)
     assert answer(decoder, texts[0])[0] == 0, "no room for a second one"
-    decoder.prefixes = Prefixes(0)
+    decoder.kept_texts = Prefixes(0)
     answer(decoder, LONG)
     answer(decoder, texts[1])
     assert answer(decoder, LONG)[0] == 0
