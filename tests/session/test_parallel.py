@@ -200,13 +200,13 @@ def test_what_ranks_cannot_do_is_refused(lade: Any, monkeypatch: Any) -> None:
 
 
 def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> None:
-    folder = saved(tmp_path, "lfm2", layer_types=["conv", "full_attention"], vocab_size=300)
+    folder = saved(tmp_path, "stablelm", vocab_size=300)
     asked = ("generate", folder, "-p", "the cat", "--raw", "-n", "4")
     alone = lade(*asked)
     assert alone.code == 0
-    assert "chains of drafts instead of trees: it keeps a recurrent" in alone.err
+    assert "chains of drafts instead of trees: it does not pass keywords" in alone.err
     refusal = lade(*asked, "--parallel", "2").refused()
-    assert re.search("recurrent state.* leave --parallel out\n$", refusal)
+    assert re.search("does not pass keywords.* leave --parallel out\n$", refusal)
 
 
 def test_the_place_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
