@@ -13,6 +13,8 @@ from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
 from ladecli.session.session import Session, Settings
 
+pytestmark = pytest.mark.slow
+
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
 

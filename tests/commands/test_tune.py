@@ -11,6 +11,8 @@ import ladecli
 from ladecli.profiles import measured
 from tests.support.models import saved
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = (1, 2, 4, 8, 16, 32)
 
 

@@ -13,6 +13,8 @@ from tests.support.decoding import ids_of, run, steps_of
 from tests.support.device import Circle, Simulated, simulated_decoder
 from tests.support.oracle import CPU, decoder_with
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, NEW = 40, 60
 PROMPT = [3, 4, 5, 3, 4]
 

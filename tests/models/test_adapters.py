@@ -31,6 +31,8 @@ from tests.support.hub import (
     without,
 )
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "the cat sat on"
 WEIGHTS = "adapter_model.safetensors"
 FORMS: dict[str, dict[str, Any]] = {

@@ -23,6 +23,8 @@ from tests.support.decoding import transformers_ids
 from tests.support.hub import copied, renaming, stating, use_cache
 from tests.support.models import prompt_for
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "the cat sat on"
 WEIGHTS = "model.safetensors"
 BLOCK = (32, 32)

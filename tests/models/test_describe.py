@@ -106,6 +106,7 @@ def test_quantised_weights(
 PROMPT = "the cat sat on the mat, the cat sat"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # notices of `load` and `lookahead`
 @pytest.mark.parametrize("model_type", every.ROWS)
 def test_the_text_of_a_whole_model_at_every_entry_point(

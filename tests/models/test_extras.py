@@ -18,6 +18,8 @@ from tests.support.adapters import make
 from tests.support.gguf import write
 from tests.support.hub import DEMO
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(ladecli.__file__).parents[1]
 
 
@@ -59,7 +61,6 @@ def alone(extra: str, folder: Path, code: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("extra", GENERATE)
 def test_an_extra_needs_nothing_else(extra: str, tmp_path: Path) -> None:
     asked = (*GENERATE[extra](tmp_path), "-p", "the", "--raw", "-n", "2", "--json")

@@ -27,6 +27,8 @@ import gguf
 from tests.support.gguf import byte_vocabulary, model_of, piece_vocabulary, write
 from tests.support.tokenizers import byte_level
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "the cat sat on the mat def f(x): return x " * 4
 
 

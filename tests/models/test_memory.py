@@ -19,6 +19,8 @@ from ladecli.models.fit import spec_of
 from ladecli.models.memory import MemoryRequest, ModelSpec, format_bytes, room, spread
 from tests.support.memory import Held
 
+pytestmark = pytest.mark.slow
+
 LLAMA_7B = ModelSpec(
     6.74e9, 6.74e9, "bfloat16", 13.48e9, "bfloat16", 32, 4096, 11008, 32, 32, 128, 32000
 )

@@ -12,6 +12,8 @@ from ladecli.options.declare import config_path
 from ladecli.profiles import measured
 from ladecli.session.session import Session
 
+pytestmark = pytest.mark.slow
+
 ANSWER = ("-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json", "-q")
 WIDTHS = (1, 2, 4, 8, 16, 32)
 DEAR = dict.fromkeys(WIDTHS, 9.0) | {1: 1.0}
@@ -36,7 +38,6 @@ def costs_of(*widths: int) -> list[float]:
     return [cost.at(width, 0) for width in widths]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("measures")
 def test_a_load_measures_and_keeps_the_smaller_time_of_two(key: str, known: Known) -> None:
     ladecli.load("demo")
@@ -99,7 +100,6 @@ def test_too_few_widths_make_no_curve(known: Known) -> None:
     assert costs_of(16) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["flag", "variable", "config"])
 def test_a_named_profile_is_honoured_as_it_is_written(
     lade: Any, known: Known, place: str, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +116,6 @@ def test_a_named_profile_is_honoured_as_it_is_written(
     assert "made for NVIDIA H200" in answer.err
 
 
-@pytest.mark.slow
 def test_bench_means_the_profile_that_it_is_given(lade: Any, rows_file: Any, known: Known) -> None:
     known(DEAR)
     rows = ("--prompts", rows_file({"prompt": "def largest(items):"}), "-n", "20", "--repeat", "1")

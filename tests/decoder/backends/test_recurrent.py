@@ -42,7 +42,10 @@ def with_drafts(decoder: Decoder, prompt: list[int], new: int, **options: Any) -
     return run(decoder, prompt, "lookahead", config, limits=Limits(new), **options)
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in KINDS]
+
+
+@pytest.mark.parametrize("family", [*KINDS, *SLOW])
 def test_texts_are_those_of_generate(family: str) -> None:
     """With trees and with the paper's window; where the prompt comes in chunks, goes on from an
     earlier one, or forks from it."""
