@@ -13,8 +13,8 @@ from .forms import event, new_id
 from .schema import ChatWanted, Refused, RequestObject
 from .worker import Part
 
-HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "local")
-"""How the types of tools begin that OpenAI's own servers run: they are left out."""
+KINDS = ("function", "custom")
+"""Types of tools that the client runs; others (web search, Codex's groups) are left out."""
 
 
 class ResponseWanted(RequestObject):
@@ -46,7 +46,7 @@ class ResponseWanted(RequestObject):
             if tool.get("type") == "function"
             else tool
             for tool in self.tools or ()
-            if not str(tool.get("type")).startswith(HOSTED)
+            if tool.get("type") in KINDS
         ]
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "function":

@@ -112,7 +112,11 @@ def test_the_model_says_its_name_and_its_context(server: Server) -> None:
 
 
 def test_responses(server: Server) -> None:
-    flat = [{"type": "function", **WEATHER}, {"type": "web_search"}]
+    flat = [
+        {"type": "function", **WEATHER},
+        {"type": "web_search"},
+        {"type": "namespace", "tools": []},
+    ]
     with server.client() as client:
         asked: dict[str, Any] = {"model": "caller", "input": HI["content"], "tools": flat}
         whole = client.responses.create(**asked, store=False)
