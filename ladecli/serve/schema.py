@@ -295,15 +295,17 @@ class ChatWanted(_Wanted):
                 "type": "object",
                 "properties": {
                     "name": {"const": tool["function"]["name"]},
-                    "arguments": tool["function"].get("parameters") or {"type": "object"},
+                    # Its own references hold here by a name of its own.
+                    "arguments": (tool["function"].get("parameters") or {"type": "object"})
+                    | {"$id": f"lade:{number}"},
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for tool in self.callable
+            for number, tool in enumerate(self.callable)
             if named in (None, tool["function"]["name"])
         ]
-        schemas = [*calls, asked] if asked and not must_call else calls
+        schemas = [*calls, asked | {"$id": "lade:answer"}] if asked and not must_call else calls
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def check(self) -> None:
