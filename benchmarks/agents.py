@@ -16,7 +16,7 @@ from typing import Any, Literal
 import psutil
 from common import Report, argument_parser, run_parts
 from pydantic import BaseModel, Field
-from serve import SUBJECTS, WISHES, events, messages, told
+from serve import SUBJECTS, WISHES, events, messages
 
 from tests.support.server import Server
 
@@ -51,16 +51,13 @@ def talk(server: Server, tools: list[Any], titles: bool) -> list[tuple[int, int,
     for turn in range(6):
         if titles and turn:
             server.ask(CHAT, {"messages": messages("Say a title for a talk."), "max_tokens": 8})
+        body = {"messages": said, "tools": tools}
         began = sum(program.cpu_times()[:2])
-        stream = events(server.port, {"messages": said, "tools": tools, "max_tokens": 24})
-        next(stream)  # which says that the server has begun
-        chunks = [next(stream)]
-        seconds = sum(program.cpu_times()[:2]) - began
-        chunks += stream
-        usage = chunks[-1]["usage"]
+        usage = server.ask(CHAT, body | {"max_tokens": 1})[1]["usage"]
+        seconds = round(sum(program.cpu_times()[:2]) - began, 2)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        figures.append((usage["prompt_tokens"], cached, round(seconds, 2)))
-        answer = {"role": "assistant", "content": "".join(map(told, chunks))}
+        figures.append((usage["prompt_tokens"], cached, seconds))
+        answer = server.ask(CHAT, body | {"max_tokens": 24})[1]["choices"][0]["message"]
         said = [*said, answer, *messages(f"And the one with number {turn}?")]
     return figures
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ..session.tool_calls import ToolCall
 from .forms import event, new_id
@@ -31,7 +31,7 @@ class ResponseWanted(RequestObject):
     top_p: float | None = None
     stream: bool | None = None
     reasoning: dict[str, Any] | None = None
-    background: Annotated[Literal[False] | None, BeforeValidator(lambda value: value)] = None
+    background: Literal[False] | None = None
     previous_response_id: None = None
     conversation: None = None
 
