@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import flaw, one_line
 from ..options.answer import ServeRequest
-from .forms import ChatForm, Form, TextForm
+from .forms import ChatForm, Form, TextForm, joined
 from .responses import ResponseForm, ResponseWanted
 from .schema import ChatWanted, Refused, TextWanted, Wanted
 from .worker import Job, Part, Worker, ending
@@ -220,10 +220,14 @@ class _Desk:
         except Refused:
             self._worker.counters.refuse()
             raise
-        parts, form = self._parts(wanted), form_of(self._worker.name, wanted)
+        form = form_of(self._worker.name, wanted)
         if not wanted.stream:
-            part = await _while_there(request, _whole(parts))
-            return JSONResponse(form.whole(part))
+            answers = []
+            for alone in wanted.alone():
+                part = await _while_there(request, _whole(self._parts(alone)))
+                answers.append(form.whole(part))
+            return JSONResponse(joined(answers))
+        parts = self._parts(wanted)
         # What is wrong shows before the first part, and is no stream.
         first = await _while_there(request, anext(parts))
         events = _events(form, first, parts)

@@ -42,6 +42,18 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
+def joined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return answers to several prompts as one object, with the sums of their tokens."""
+    first = dict(answers[0])
+    if len(answers) > 1:
+        choices = [choice for answer in answers for choice in answer["choices"]]
+        first["choices"] = [choice | {"index": index} for index, choice in enumerate(choices)]
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        first["usage"] = {name: sum(answer["usage"][name] for answer in answers) for name in names}
+        first["lade"] = [answer["lade"] for answer in answers]
+    return first
+
+
 class ChatForm:
     """An answer of /v1/chat/completions.
 

@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ..session.tool_calls import ToolCall
 from .forms import event, new_id
 from .schema import ChatWanted, Refused, RequestObject
 from .worker import Part
 
-HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "local")
-"""How the types of tools begin that OpenAI's own servers run: they are left out."""
+KINDS = ("function", "custom")
+"""Types of tools that the client runs; others (web search, Codex's groups) are left out."""
 
 
 class ResponseWanted(RequestObject):
@@ -31,7 +31,7 @@ class ResponseWanted(RequestObject):
     top_p: float | None = None
     stream: bool | None = None
     reasoning: dict[str, Any] | None = None
-    background: Annotated[Literal[False] | None, BeforeValidator(lambda value: value)] = None
+    background: Literal[False] | None = None
     previous_response_id: None = None
     conversation: None = None
 
@@ -46,7 +46,7 @@ class ResponseWanted(RequestObject):
             if tool.get("type") == "function"
             else tool
             for tool in self.tools or ()
-            if not str(tool.get("type")).startswith(HOSTED)
+            if tool.get("type") in KINDS
         ]
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "function":

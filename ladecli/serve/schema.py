@@ -21,6 +21,8 @@ from pydantic import (
 from ..session.chat_template import ChatMessage
 from ..session.conversation import NotSupported, as_parts
 
+PROMPTS = 100
+"""Prompts of a request."""
 STOPS = 16
 """Texts that may end an answer; they are looked for after every token."""
 STOP_LENGTH = 1000
@@ -78,15 +80,15 @@ def _stops(value: Any) -> Any:
     return found
 
 
-def _one_text(value: Any) -> Any:
-    """A text, or the only one of a list."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, str):
-        raise ValueError("it must be one text: no list of several, and no token ids")
-    return value
+def _prompts(value: Any) -> Any:
+    """Return a prompt, or several, as a list; a prompt is a text, or the ids of its tokens."""
+    is_one = isinstance(value, str) or (
+        isinstance(value, list) and [*map(type, value[:1])] == [int]
+    )
+    return [value] if is_one else value
 
 
+_Token = Annotated[int, Field(ge=0)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=STOP_LENGTH)]
 
@@ -271,6 +273,10 @@ class ChatWanted(_Wanted):
         """Return the request itself."""
         return self
 
+    def alone(self) -> list[ChatWanted]:
+        """Return the request as the only one."""
+        return [self]
+
     @property
     def callable(self) -> list[dict[str, Any]]:
         """The tools that the answer may call."""
@@ -289,15 +295,17 @@ class ChatWanted(_Wanted):
                 "type": "object",
                 "properties": {
                     "name": {"const": tool["function"]["name"]},
-                    "arguments": tool["function"].get("parameters") or {"type": "object"},
+                    # Its own references hold here by a name of its own.
+                    "arguments": (tool["function"].get("parameters") or {"type": "object"})
+                    | {"$id": f"lade:{number}"},
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for tool in self.callable
+            for number, tool in enumerate(self.callable)
             if named in (None, tool["function"]["name"])
         ]
-        schemas = [*calls, asked] if asked and not must_call else calls
+        schemas = [*calls, asked | {"$id": "lade:answer"}] if asked and not must_call else calls
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def check(self) -> None:
@@ -320,13 +328,29 @@ class ChatWanted(_Wanted):
 class TextWanted(_Wanted):
     """The body of /v1/completions."""
 
-    prompt: Annotated[str, BeforeValidator(_one_text)]
+    prompts: Annotated[
+        list[str | list[_Token]],
+        BeforeValidator(_prompts),
+        Field(alias="prompt", min_length=1, max_length=PROMPTS),
+    ]
     suffix: str | None = None  # the answer goes between the prompt and it
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
 
     def as_wanted(self) -> TextWanted:
         """Return the request itself."""
         return self
+
+    def alone(self) -> list[TextWanted]:
+        """Return a request for each prompt."""
+        return [self.model_copy(update={"prompts": [prompt]}) for prompt in self.prompts]
+
+    def check(self) -> None:
+        """See `_Wanted`."""
+        super().check()
+        if self.stream and len(self.prompts) > 1:
+            raise Refused(400, "stream: it takes one prompt; leave it out for several", "stream")
+        if self.suffix and any(isinstance(prompt, list) for prompt in self.prompts):
+            raise Refused(400, "suffix: the prompt before it must be a text", "suffix")
 
     @property
     def alternatives(self) -> int | None:

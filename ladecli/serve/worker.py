@@ -209,8 +209,10 @@ class Worker:
             self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
 
-    def _prepare(self, wanted: Wanted) -> tuple[list[int], Settings]:
-        """The ids of a prompt, and how to answer it; on a thread of its own.
+    def _prepare(self, wanted: Wanted) -> tuple[list[int], Settings, int]:
+        """Return the ids of a prompt, how to answer it, and how many tokens are predicted.
+
+        It runs on a thread of its own.
 
         Raises:
             Refused, Error: it cannot be answered.
@@ -222,8 +224,9 @@ class Worker:
         prompt, template = self._prompt(wanted, request)
         sampling = session.loaded.defaults.without_samples
         settings = opening.settings_of(request, session.choice, sampling, template)
+        predicted = 0
         if wanted.prediction is not None:
-            session.add_draft_text(wanted.prediction.text, lasting=False)
+            predicted = session.add_draft_text(wanted.prediction.text, lasting=False)
         calls = isinstance(wanted, ChatWanted) and bool(wanted.callable)
         if isinstance(wanted, ChatWanted) and calls:
             for text in self._answers.new_texts(wanted.messages):
@@ -236,13 +239,14 @@ class Worker:
             except UsageError as error:
                 raise Refused(400, str(error), "response_format") from error
         settings = replace(settings, logprobs=wanted.alternatives, grammar=grammar)
-        return prompt, replace(settings, calls=calls, fills_in=fills_in)
+        return prompt, replace(settings, calls=calls, fills_in=fills_in), predicted
 
     def _parts(
         self,
         wanted: Wanted,
         prompt: list[int],
         settings: Settings,
+        predicted: int,
         tally: Tally,
         cancelled: Callable[[], bool],
     ) -> Iterator[Part]:
@@ -282,7 +286,7 @@ class Worker:
             self._answers.keep(answer, hidden)
         # In OpenAI's words.
         finish = "length" if tally.cut else "tool_calls" if called else "stop"
-        yield Part(finish=finish, totals=_totals(tally, settings))
+        yield Part(finish=finish, totals=_totals(tally, settings, predicted))
 
     def _prompt(
         self, wanted: Wanted, request: ServeRequest
@@ -308,7 +312,7 @@ class Worker:
                 messages = self._messages(wanted, request)
                 ids, template = self._encoded(messages, wanted.callable, template, most)
         else:
-            ids = session.encode(wanted.prompt, most, wanted.suffix or None)
+            ids = session.encode(wanted.prompts[0], most, wanted.suffix or None)
         if len(ids) >= most:
             # In OpenAI's words, by which clients know it.
             told = f"This model's maximum context length is {most} tokens, and the prompt has"
@@ -427,13 +431,18 @@ def _refusal(error: Exception) -> Refused:
     return Refused(400 if wrong_input else 500, message)
 
 
-def _totals(tally: Tally, settings: Settings) -> dict[str, Any]:
-    """OpenAI's count of tokens; and figures of our own, named as in `lade generate --json`."""
+def _totals(tally: Tally, settings: Settings, predicted: int) -> dict[str, Any]:
+    """Return OpenAI's counts of tokens, and figures named as in `lade generate --json`."""
+    accepted = min(tally.accepted["context"], predicted)  # drafts of texts, which it is one of
     usage = {
         "prompt_tokens": tally.prompt,
         "completion_tokens": tally.tokens,
         "total_tokens": tally.prompt + tally.tokens,
         "prompt_tokens_details": {"cached_tokens": tally.cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": predicted - accepted,
+        },
     }
     figures = {
         **tally.as_json(),

@@ -184,11 +184,13 @@ class Session:
         self._notices_shown.update(new)
         return new
 
-    def encode(self, prompt: str, most: int | None = None, suffix: str | None = None) -> list[int]:
+    def encode(
+        self, prompt: str | list[int], most: int | None = None, suffix: str | None = None
+    ) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds.
 
         Args:
-            prompt: a text.
+            prompt: a text, or ids, which are checked.
             most: of a prompt with more than twice as many ids, those of a beginning will do.
             suffix: a text that comes after the answer, if the model is to fill in the middle.
 
@@ -196,6 +198,8 @@ class Session:
             UsageError: the model does not fill in.
             NoEmbeddingError: the checkpoint has no embedding for one.
         """
+        if not isinstance(prompt, str):
+            return self._embedded(prompt)
         if most is not None:
             prompt = shortened(self.loaded.tokenizer, prompt, most)
         if suffix is not None:

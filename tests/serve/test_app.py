@@ -222,6 +222,21 @@ def test_predictions_make_it_faster(server: Server, lade: Any, prompt: str, in_p
     answer = server.complete(prompt, max_tokens=60, prediction=prediction)
     assert answer["choices"][0]["text"] == alone["text"]
     assert answer["lade"]["steps"] < alone["decode"]["steps"] / 2
+    counts = answer["usage"]["completion_tokens_details"]
+    assert counts["accepted_prediction_tokens"] > 30
+    assert counts["rejected_prediction_tokens"] >= 0
+
+
+def test_several_prompts_as_texts_or_ids(server: Server) -> None:
+    single = [server.complete(prompt) for prompt in ("def ", "import ")]
+    texts = [answer["choices"][0]["text"] for answer in single]
+    ids = AutoTokenizer.from_pretrained(DEMO)(["def ", "import "])["input_ids"]
+    for prompts in (["def ", "import "], ids):
+        answer = server.complete(prompts)
+        assert [(c["index"], c["text"]) for c in answer["choices"]] == [*enumerate(texts)]
+        total = sum(one["usage"]["total_tokens"] for one in single)
+        assert answer["usage"]["total_tokens"] == total
+    assert server.text(ids[0]) == texts[0]
 
 
 def test_a_stop_string_ends_an_answer(server: Server) -> None:
@@ -389,10 +404,13 @@ BODIES: list[tuple[bytes, int, str]] = [
     (b"[" * 100_000, 400, "JSON"),
     (b'{"prompt": ' + b"9" * 100_000 + b"}", 400, "JSON"),
     (b'"' + b"x" * (5 << 20) + b'"', 413, ""),
-    (b'{"prompt": ["a", "b"]}', 400, "one text"),
-    (b'{"prompt": [1, 2]}', 400, "one text"),
+    (b'{"prompt": []}', 400, "prompt: "),
+    (b'{"prompt": [1, "a"]}', 400, "prompt "),
+    (b'{"prompt": [999999999]}', 400, "no embedding"),
+    (b'{"prompt": ["a", "b"], "stream": true}', 400, "one prompt"),
+    (b'{"prompt": [1], "suffix": "b"}', 400, "a text"),
 ]
-"""Bodies that mean harm or ask for several texts, the status and a word of the answer."""
+"""Bodies that mean harm or ask for what there is not, the status and a word of the answer."""
 
 
 @pytest.mark.parametrize(("body", "code", "words"), BODIES, ids=lambda value: str(value)[:12])
@@ -400,7 +418,7 @@ def test_a_body_that_is_refused(server: Server, body: bytes, code: int, words: s
     status, error = server.refusal("/v1/completions", body)
     assert (status, len(error["message"]) < 200) == (code, True)
     assert words in error["message"]
-    assert error["param"] == ("prompt" if words == "one text" else None)
+    assert error["param"] == ("prompt" if words.startswith("prompt") else error["param"])
 
 
 def test_a_large_body_in_pieces_is_not_read_to_its_end(server: Server) -> None:

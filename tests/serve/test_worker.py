@@ -112,7 +112,11 @@ def test_the_model_says_its_name_and_its_context(server: Server) -> None:
 
 
 def test_responses(server: Server) -> None:
-    flat = [{"type": "function", **WEATHER}, {"type": "web_search"}]
+    flat = [
+        {"type": "function", **WEATHER},
+        {"type": "web_search"},
+        {"type": "namespace", "tools": []},
+    ]
     with server.client() as client:
         asked: dict[str, Any] = {"model": "caller", "input": HI["content"], "tools": flat}
         whole = client.responses.create(**asked, store=False)
@@ -198,8 +202,11 @@ def test_answers_that_fit_a_schema(tmp_path: Path) -> None:
         said = server.chat(response_format=form)["choices"][0]
         value = json.loads(said["message"]["content"])
         assert (said["finish_reason"], {*value}) == ("stop", {"name", "age"})
-        city = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+        city: dict[str, Any] = {"type": "object", "required": ["city"]}
         zone = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}
+        # As pydantic writes models within models.
+        city |= {"$defs": {"place": {"enum": ["Paris"]}}}
+        city["properties"] = {"city": {"$ref": "#/$defs/place"}}
         closed = {"additionalProperties": False}
         functions = (
             {"name": "weather", "parameters": city | closed},

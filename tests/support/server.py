@@ -94,11 +94,11 @@ class Server(processes.Forked):
             content = json.loads(text) if is_json and text else text
             return response.status, content, response.headers
 
-    def complete(self, prompt: str = "def ", **more: Any) -> Any:
+    def complete(self, prompt: str | list[Any] = "def ", **more: Any) -> Any:
         """The answer to a text that is continued."""
         return self.ask("/v1/completions", {"prompt": prompt, "max_tokens": 30} | more)[1]
 
-    def text(self, prompt: str) -> Any:
+    def text(self, prompt: str | list[Any]) -> Any:
         """The text of that answer."""
         return self.complete(prompt)["choices"][0]["text"]
 

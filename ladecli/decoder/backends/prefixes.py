@@ -14,6 +14,7 @@ from torch import Tensor
 from ..faults import attempt
 from ..kv_cache import KVCache
 from ..tree import common_prefix
+from .load import return_freed_memory
 
 SHORTEST = 64
 """Tokens that it is worth to keep, or to restore."""
@@ -86,3 +87,7 @@ class Prefixes:
                 left += one.size
         if left >= 0:
             self._texts = [*(one for one in others if one not in dropped), kept]
+            if dropped:
+                others.clear()
+                dropped.clear()
+                return_freed_memory()  # else texts of all lengths leave gaps that none fills
