@@ -21,11 +21,12 @@ from starlette.exceptions import HTTPException
 from ..errors import flaw, one_line
 from ..options.answer import ServeRequest
 from .forms import ChatForm, Form, TextForm, joined
+from .messages import MessagesForm, MessagesWanted
 from .responses import ResponseForm, ResponseWanted
 from .schema import ChatWanted, Refused, TextWanted, Wanted
 from .worker import Job, Part, Worker, ending
 
-Body: TypeAlias = ChatWanted | TextWanted | ResponseWanted
+Body: TypeAlias = ChatWanted | TextWanted | ResponseWanted | MessagesWanted
 """The body of a request."""
 MOST_BYTES = 4 << 20
 """Of a body."""
@@ -85,6 +86,10 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
     @app.post("/v1/responses")
     async def respond(request: Request) -> Response:
         return await desk.answer(request, ResponseWanted, ResponseForm)
+
+    @app.post("/v1/messages")
+    async def message(request: Request) -> Response:
+        return await desk.answer(request, MessagesWanted, MessagesForm)
 
     return app
 
@@ -151,7 +156,8 @@ def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any,
 
     async def admit(request: Request) -> None:
         if key is not None and request.scope["path"] != "/health":
-            given = re.sub("^bearer +", "", request.headers.get("authorization", ""), flags=re.I)
+            sent = request.headers.get("authorization") or request.headers.get("x-api-key", "")
+            given = re.sub("^bearer +", "", sent, flags=re.I)
             if not hmac.compare_digest(given.encode("latin-1"), key.encode()):  # as it was sent
                 raise Refused(401, "wrong or missing API key", code="invalid_api_key")
         # A name of the web may lead here, and its page would then be of the same origin.
@@ -177,8 +183,8 @@ async def _as_response(request: Request, error: Exception) -> Response:
         error = Refused(500, f"an error of the server's own ({type(error).__name__})")
     elif not isinstance(error, Refused):  # Starlette's, which has no such route
         asked = f"{request.method} {request.url.path}"
-        error.detail = f"there is no {asked}; /v1/chat/completions, /v1/completions and"
-        error.detail += " /v1/responses take POST"
+        error.detail = f"there is no {asked}; /v1/chat/completions, /v1/completions,"
+        error.detail += " /v1/responses and /v1/messages take POST"
     return JSONResponse(_described(error), error.status_code, error.headers)
 
 

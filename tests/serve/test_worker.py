@@ -222,3 +222,37 @@ def test_answers_that_fit_a_schema(tmp_path: Path) -> None:
         body = {"input": "hi", "text": {"format": {"type": "json_schema", **form["json_schema"]}}}
         (item,) = server.ask("/v1/responses", body)[1]["output"]
         assert {*json.loads(item["content"][0]["text"])} == {"name", "age"}
+
+
+def test_messages(server: Server) -> None:
+    tools = [{"name": "weather", "input_schema": WEATHER["parameters"]}, {"type": "web_search"}]
+    asked = {"model": "caller", "max_tokens": 60, "messages": [HI], "tools": tools}
+    status, said, _ = server.ask("/v1/messages", asked)
+    text, call = said["content"]
+    assert (status, said["stop_reason"], text["text"]) == (200, "tool_use", "Well. ")
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Paris"})
+    chat = server.chat(messages=[HI], tools=TOOLS)["usage"]
+    counts = said["usage"]
+    assert counts["input_tokens"] + counts["cache_read_input_tokens"] == chat["prompt_tokens"]
+
+    stream = server.ask("/v1/messages", asked | {"stream": True})[1]
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in events][:2] == ["message_start", "content_block_start"]
+    assert [event["type"] for event in events][-2:] == ["message_delta", "message_stop"]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("text", "") for delta in deltas) == "Well. "
+    assert json.loads(deltas[-1]["partial_json"]) == {"city": "Paris"}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "sunny"}
+    talk = [HI, {"role": "assistant", "content": said["content"]}]
+    talk.append({"role": "user", "content": [result, {"type": "text", "text": "And now?"}]})
+    more = server.ask("/v1/messages", asked | {"messages": talk, "system": "Be brief."})[1]
+    assert more["stop_reason"]
+    cut = server.ask("/v1/messages", asked | {"max_tokens": 1})[1]
+    assert cut["stop_reason"] == "max_tokens"
+    picture = {"role": "user", "content": [{"type": "image"}]}
+    for wrong, word in (({"messages": [picture]}, "image"), ({"max_tokens": None}, "max_tokens")):
+        status, error = server.refusal("/v1/messages", asked | wrong)
+        assert status == 400
+        assert word in error["message"]
