@@ -34,8 +34,8 @@ CHECKED_AT_ONCE = 1 << 14
 """Numbers of a weight that are checked at once. Each copy of them stays in a processor's cache, and
 is too small for malloc to map pages for it, which takes most of the time of larger copies."""
 PIECE = 1 << 13
-"""Rows of a weight that fbgemm packs at once: it reads them column by column, and a cache must hold
-a line of each."""
+"""Rows of a head that fbgemm packs at once: it reads them column by column, and a cache must hold a
+line of each.  A product in pieces takes longer, which other weights are too small for."""
 LARGEST_HALF, LOST = 15, 2.0**-25
 """Power of two below which float16 ends, and what it rounds off of the least numbers that it holds:
 of a weight just below the first, 2⁻³⁹, where products in float32 round off 2⁻²⁴."""
@@ -50,7 +50,7 @@ class Weight(NamedTuple):
     numbers: Tensor
     """The weight; of halves their unit, [1]; of integers what rotates an input's blocks, [b, b]."""
     packed: Optional[List[PackedWeight]] = None  # noqa: UP006, UP045 - it is no class to Python
-    """The weight as fbgemm holds it, in pieces of `PIECE` rows."""
+    """The weight as fbgemm holds it; see `pieces_of`."""
     rows: int = 1
     """Of an input: the fewest that are multiplied; of halves whose rows are alike, a multiple."""
     part: int = 0
@@ -184,6 +184,11 @@ def packed(weight: Tensor, least: int = 1) -> Form:
     return Form(Weight("packed", blocks, rows=least), blocks.to_dense)
 
 
+def pieces_of(weight: Tensor) -> Sequence[Tensor]:
+    """Return the rows of a weight in the pieces that are packed at once."""
+    return torch.split(weight, PIECE) if len(weight) > 4 * PIECE else [weight]
+
+
 def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
     """Return the form in float16, multiplied in float32: half the bytes of float32.
 
@@ -199,7 +204,7 @@ def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
         torch.ops.quantized.linear_prepack_fp16(
             piece.mul_(scale) if in_place else piece * scale, None
         )
-        for piece in torch.split(weight, PIECE)
+        for piece in pieces_of(weight)
     ]
 
     def dense() -> Tensor:

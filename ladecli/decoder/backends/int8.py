@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_layouts import PIECE, Form, Weight, rotated
+from .cpu_layouts import Form, Weight, pieces_of, rotated
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -223,7 +223,7 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
     """
     # The whole process has one, and nothing else in it has quantised products.
     torch.backends.quantized.engine = _ENGINE
-    pieces = zip(torch.split(values, PIECE), torch.split(scales, PIECE), strict=True)
+    pieces = zip(pieces_of(values), pieces_of(scales), strict=True)
     packed = [torch.ops.quantized.linear_prepack(quantised_tensor(*one), None) for one in pieces]
     form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
     held = Weight(form, rotation(values.shape[1]), packed, limit=limit)

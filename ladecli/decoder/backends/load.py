@@ -245,8 +245,7 @@ def _backends(
         simple = choose_operations("sdpa", forward.device, forward.dtype)
         plain = chosen.name == "sdpa" and chosen.simpler is None
         for make_executor, operations in product(makers, [chosen] if plain else [chosen, simple]):
-            if operations is not forward.operations:
-                forward.use(operations)
+            forward.use(operations)
             yield Backend(forward, make_executor)
 
 
