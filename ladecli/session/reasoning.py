@@ -222,7 +222,7 @@ class ByChannels(_ByMarks):
             header = self._header or ""
             words = header.split() if self._named else []
             self._channel = next(iter(words), FINAL)
-            match = re.search(r"to=functions\.([\w.-]+)", self._recipient + header)
+            match = re.search(r"to=functions\.([\w.-]+)", f"{self._recipient} {header}")
             if self._calls and match:
                 self._tool, self._arguments = match[1], ""
             self._header, self._named = None, False

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from ladecli.session.reasoning import ByChannels, BySchema
+from ladecli.session.text import Text
 from ladecli.session.tool_calls import CallReader
+from tests.support.tokenizers import byte_level
 
 SPECIAL = ("<|im_end|>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "</s>")
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -104,3 +107,41 @@ def test_text_comes_at_once() -> None:
     reader = CallReader(TOOLS)
     assert reader.feed("Paris ")[0] == "Paris "
     assert reader.feed("```python\nx = {")[0] == "```python\nx = {"
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary"
+        " to=functions.weather <|constrain|>json<|message|>{}<|call|>",
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant to=functions.weather"
+        "<|channel|>commentary json<|message|>{}",
+    ],
+    ids=["after the channel", "before the channel"],
+)
+def test_messages_to_tools_in_channels(text: str, size: int) -> None:
+    written = text.replace("{}", json.dumps(PARIS))
+    splitter, reasoning, answer = ByChannels("<|start|>assistant", calls=True), "", ""
+    pieces = [written[at : at + size] for at in range(0, len(written), size)]
+    for delta in (*map(splitter.feed, map(Text.plain, pieces)), splitter.flush()):
+        reasoning, answer = reasoning + delta.reasoning, answer + delta.text
+    assert (reasoning, read(answer, 1000)) == ("Hm", ("", [CALL]))
+
+
+def test_calls_by_the_tokenizers_response_template() -> None:
+    tokenizer = byte_level()
+    transform = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+    calls = {"open_pattern": r"<call (?P<name>\w+)>", "close": "</call>", "content": "json"}
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "assistant:",
+        "fields": {
+            "content": {},
+            "tool_calls": calls | {"repeats": True, "transform": transform},
+        },
+    }
+    splitter = BySchema(tokenizer, tokenizer.encode("assistant:"), TOOLS)
+    fed = splitter.feed(Text.plain(f"Well.<call weather>{json.dumps(PARIS)}</call>"))
+    answer = fed.text + splitter.flush().text
+    assert read(answer, 1000) == ("Well.", [CALL])
