@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..session.tool_calls import ToolCall
+from ..session.tool_calls import ToolCall, arguments_of
 from .schema import Message
 
 ANSWERS = 64
@@ -55,13 +55,8 @@ class KnownTexts:
         for number, message in enumerate(messages):
             if "tool_calls" not in message or "reasoning_content" in message:
                 continue
-            calls = []
-            for call in message["tool_calls"]:
-                function = call["function"]
-                try:
-                    calls.append((function["name"], json.loads(function["arguments"])))
-                except ValueError:
-                    break
+            functions = [call["function"] for call in message["tool_calls"]]
+            calls = [(one["name"], arguments_of(one["arguments"])) for one in functions]
             if ids := self._answers.get(_key(message["content"], calls)):
                 mark = f"\ufdd1{number}\ufdd1"
                 messages[number] = {"role": "assistant", "content": mark}

@@ -20,7 +20,7 @@ SHORTEST = 64
 """Tokens that it is worth to keep, or to restore."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KeptText:
     """A text and what a cache held of it."""
 
