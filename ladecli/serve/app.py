@@ -21,12 +21,12 @@ from starlette.exceptions import HTTPException
 from ..errors import flaw, one_line
 from ..options.answer import ServeRequest
 from .forms import ChatForm, Form, TextForm, joined
-from .messages import MessagesForm, MessagesWanted
-from .responses import ResponseForm, ResponseWanted
-from .schema import ChatWanted, Refused, TextWanted, Wanted
+from .messages import MessagesBody, MessagesForm
+from .responses import ResponseForm, ResponsesBody
+from .schema import ChatBody, CompletionBody, Refused, TextBody
 from .worker import Job, Part, Worker, ending
 
-Body: TypeAlias = ChatWanted | TextWanted | ResponseWanted | MessagesWanted
+Body: TypeAlias = ChatBody | TextBody | ResponsesBody | MessagesBody
 """The body of a request."""
 MOST_BYTES = 4 << 20
 """Of a body."""
@@ -77,19 +77,19 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await desk.answer(request, ChatWanted, ChatForm)
+        return await desk.answer(request, ChatBody, ChatForm)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await desk.answer(request, TextWanted, TextForm)
+        return await desk.answer(request, TextBody, TextForm)
 
     @app.post("/v1/responses")
     async def respond(request: Request) -> Response:
-        return await desk.answer(request, ResponseWanted, ResponseForm)
+        return await desk.answer(request, ResponsesBody, ResponseForm)
 
     @app.post("/v1/messages")
     async def message(request: Request) -> Response:
-        return await desk.answer(request, MessagesWanted, MessagesForm)
+        return await desk.answer(request, MessagesBody, MessagesForm)
 
     return app
 
@@ -106,7 +106,7 @@ class _Reader:
         self._worker, self._seconds = worker, seconds
         self._held = 0  # bytes of bodies that are not complete
 
-    async def read(self, request: Request, kind: type[Body]) -> Wanted:
+    async def read(self, request: Request, kind: type[Body]) -> CompletionBody:
         """What the body of a request wants.
 
         Raises:
@@ -118,7 +118,7 @@ class _Reader:
             raise Refused(415, "send JSON, with the header Content-Type: application/json")
         try:
             body = await asyncio.wait_for(self._body(request), self._seconds)
-            wanted = kind.model_validate_json(body).as_wanted()
+            wanted = kind.model_validate_json(body).as_completion()
         except asyncio.TimeoutError:
             late = Refused(408, f"the body did not come within {self._seconds:g} s")
             late.headers = {"Connection": "close"}
@@ -239,7 +239,7 @@ class _Desk:
         events = _events(form, first, parts)
         return StreamingResponse(events, media_type="text/event-stream", headers=AT_ONCE)
 
-    async def _parts(self, wanted: Wanted) -> AsyncGenerator[Part]:
+    async def _parts(self, wanted: CompletionBody) -> AsyncGenerator[Part]:
         """The parts of an answer, as they come; closed early, the answer ends within a step."""
         if self._worker.until < math.inf:
             raise ending()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ..session.tool_calls import ToolCall
-from .schema import Wanted
+from .schema import CompletionBody
 from .worker import Part
 
 
@@ -64,7 +64,7 @@ class ChatForm:
 
     prefix, name, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, wanted: Wanted) -> None:
+    def __init__(self, model: str, wanted: CompletionBody) -> None:
         self._about = {"id": new_id(self.prefix), "created": int(time.time()), "model": model}
         self._separate_usage = (wanted.stream_options or {}).get("include_usage")
         self._called = 0  # calls of tools so far

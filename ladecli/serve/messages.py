@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .forms import event, new_id
-from .schema import ChatWanted, Refused, RequestObject
+from .schema import ChatBody, Refused, RequestObject
 from .worker import Part
 
 NAMES = {"name": "name", "description": "description", "input_schema": "parameters"}
@@ -20,7 +20,7 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """Why an answer ends."""
 
 
-class MessagesWanted(RequestObject):
+class MessagesBody(RequestObject):
     """The body of /v1/messages."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -34,7 +34,7 @@ class MessagesWanted(RequestObject):
     top_k: int | None = None
     stream: bool | None = None
 
-    def as_wanted(self) -> ChatWanted:
+    def as_completion(self) -> ChatBody:
         """Return the request as one of /v1/chat/completions.
 
         Raises:
@@ -63,7 +63,7 @@ class MessagesWanted(RequestObject):
         }
         same = ("max_tokens", "temperature", "top_p", "top_k", "stream")
         fields |= {name: getattr(self, name) for name in same}
-        return ChatWanted.model_validate(
+        return ChatBody.model_validate(
             {key: value for key, value in fields.items() if value is not None}
         )
 
@@ -106,7 +106,7 @@ class MessagesForm:
         wanted: the request.
     """
 
-    def __init__(self, model: str, wanted: ChatWanted) -> None:
+    def __init__(self, model: str, wanted: ChatBody) -> None:
         self._about = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
         self._blocks = 0  # that have begun
         self._open: str | None = None  # the type of the one that is being written

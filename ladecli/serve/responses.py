@@ -10,14 +10,14 @@ from pydantic import Field
 
 from ..session.tool_calls import ToolCall
 from .forms import event, new_id
-from .schema import ChatWanted, Refused, RequestObject
+from .schema import ChatBody, Refused, RequestObject
 from .worker import Part
 
 KINDS = ("function", "custom")
 """Types of tools that the client runs; others (web search, Codex's groups) are left out."""
 
 
-class ResponseWanted(RequestObject):
+class ResponsesBody(RequestObject):
     """The body of /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -35,7 +35,7 @@ class ResponseWanted(RequestObject):
     previous_response_id: None = None
     conversation: None = None
 
-    def as_wanted(self) -> ChatWanted:
+    def as_completion(self) -> ChatBody:
         """Return the request as one of /v1/chat/completions.
 
         Raises:
@@ -63,7 +63,7 @@ class ResponseWanted(RequestObject):
             "response_format": _format((self.text or {}).get("format")),
             "reasoning_effort": (self.reasoning or {}).get("effort"),
         }
-        return ChatWanted.model_validate(
+        return ChatBody.model_validate(
             {key: value for key, value in fields.items() if value is not None}
         )
 
@@ -131,7 +131,7 @@ class ResponseForm:
         wanted: the request.
     """
 
-    def __init__(self, model: str, wanted: ChatWanted) -> None:
+    def __init__(self, model: str, wanted: ChatBody) -> None:
         self._wanted = wanted
         self._about = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
         self._model = model

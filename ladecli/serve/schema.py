@@ -215,7 +215,7 @@ class ResponseFormat(RequestObject):
         return self
 
 
-class _Wanted(RequestObject):
+class _AnswerBody(RequestObject):
     """What a client wants; None is what the server was started with."""
 
     model_config = ConfigDict(extra="allow")
@@ -256,7 +256,7 @@ class _Wanted(RequestObject):
         return {key: value for key, value in given.items() if value is not None}
 
 
-class ChatWanted(_Wanted):
+class ChatBody(_AnswerBody):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -269,11 +269,11 @@ class ChatWanted(_Wanted):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
-    def as_wanted(self) -> ChatWanted:
+    def as_completion(self) -> ChatBody:
         """Return the request itself."""
         return self
 
-    def alone(self) -> list[ChatWanted]:
+    def alone(self) -> list[ChatBody]:
         """Return the request as the only one."""
         return [self]
 
@@ -309,7 +309,7 @@ class ChatWanted(_Wanted):
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def check(self) -> None:
-        """See `_Wanted`."""
+        """See `_AnswerBody`."""
         super().check()
         if isinstance(choice := self.tool_choice, dict):
             names = [tool["function"]["name"] for tool in self.tools or ()]
@@ -325,7 +325,7 @@ class ChatWanted(_Wanted):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TextWanted(_Wanted):
+class TextBody(_AnswerBody):
     """The body of /v1/completions."""
 
     prompts: Annotated[
@@ -336,16 +336,16 @@ class TextWanted(_Wanted):
     suffix: str | None = None  # the answer goes between the prompt and it
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
 
-    def as_wanted(self) -> TextWanted:
+    def as_completion(self) -> TextBody:
         """Return the request itself."""
         return self
 
-    def alone(self) -> list[TextWanted]:
+    def alone(self) -> list[TextBody]:
         """Return a request for each prompt."""
         return [self.model_copy(update={"prompts": [prompt]}) for prompt in self.prompts]
 
     def check(self) -> None:
-        """See `_Wanted`."""
+        """See `_AnswerBody`."""
         super().check()
         if self.stream and len(self.prompts) > 1:
             raise Refused(400, "stream: it takes one prompt; leave it out for several", "stream")
@@ -358,5 +358,5 @@ class TextWanted(_Wanted):
         return self.logprobs
 
 
-Wanted: TypeAlias = ChatWanted | TextWanted
+CompletionBody: TypeAlias = ChatBody | TextBody
 """The body of a request."""

@@ -31,7 +31,7 @@ from ..session.text import REPLACEMENT, bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall, with_tools_as_text
 from ..view.terminal import Terminal
 from .known import Answer, KnownTexts
-from .schema import ChatWanted, Refused, TextWanted, Wanted
+from .schema import ChatBody, CompletionBody, Refused, TextBody
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -64,7 +64,7 @@ class Part:
 class Job:
     """A request on its way."""
 
-    wanted: Wanted | None  # None once the client has left
+    wanted: CompletionBody | None  # None once the client has left
     give: Callable[[Part | Refused], object]  # takes the parts of the answer, or why there is none
     since: float = field(default_factory=time.monotonic)
 
@@ -209,7 +209,7 @@ class Worker:
             self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
 
-    def _prepare(self, wanted: Wanted) -> tuple[list[int], Settings, int]:
+    def _prepare(self, wanted: CompletionBody) -> tuple[list[int], Settings, int]:
         """Return the ids of a prompt, how to answer it, and how many tokens are predicted.
 
         It runs on a thread of its own.
@@ -227,13 +227,13 @@ class Worker:
         predicted = 0
         if wanted.prediction is not None:
             predicted = session.add_draft_text(wanted.prediction.text, lasting=False)
-        calls = isinstance(wanted, ChatWanted) and bool(wanted.callable)
-        if isinstance(wanted, ChatWanted) and calls:
+        calls = isinstance(wanted, ChatBody) and bool(wanted.callable)
+        if isinstance(wanted, ChatBody) and calls:
             for text in self._answers.new_texts(wanted.messages):
                 session.add_draft_text(json.dumps(text, ensure_ascii=False)[1:-1], lasting=False)
-        fills_in = isinstance(wanted, TextWanted) and bool(wanted.suffix)
+        fills_in = isinstance(wanted, TextBody) and bool(wanted.suffix)
         grammar = None
-        if isinstance(wanted, ChatWanted) and (schema := wanted.schema_of_answers) is not None:
+        if isinstance(wanted, ChatBody) and (schema := wanted.schema_of_answers) is not None:
             try:
                 grammar = Grammar.from_schema(schema)
             except UsageError as error:
@@ -243,7 +243,7 @@ class Worker:
 
     def _parts(
         self,
-        wanted: Wanted,
+        wanted: CompletionBody,
         prompt: list[int],
         settings: Settings,
         predicted: int,
@@ -258,7 +258,7 @@ class Worker:
         session, called, answer = self._session, False, Answer()
         hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
         reader, most = None, math.inf
-        if isinstance(wanted, ChatWanted) and settings.calls:
+        if isinstance(wanted, ChatBody) and settings.calls:
             reader = CallReader(wanted.callable, self._special)
             most = 1 if wanted.parallel_tool_calls is False else math.inf
         with contextlib.closing(session.stream(prompt, settings, cancelled)) as events:
@@ -282,14 +282,14 @@ class Worker:
             raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
         if not tally.ended_well and not (called and most == 1):
             raise ending()
-        if isinstance(wanted, ChatWanted):
+        if isinstance(wanted, ChatBody):
             self._answers.keep(answer, hidden)
         # In OpenAI's words.
         finish = "length" if tally.cut else "tool_calls" if called else "stop"
         yield Part(finish=finish, totals=_totals(tally, settings, predicted))
 
     def _prompt(
-        self, wanted: Wanted, request: ServeRequest
+        self, wanted: CompletionBody, request: ServeRequest
     ) -> tuple[list[int], TemplateChoice | None]:
         """The ids of a prompt, and the template that it went through.
 
@@ -298,7 +298,7 @@ class Worker:
         """
         session, template = self._session, None
         most = session.decoder.max_context
-        if isinstance(wanted, ChatWanted):
+        if isinstance(wanted, ChatBody):
             template = request.template(True)
             if template is not None:
                 template = self._with_variables(template, wanted)
@@ -321,7 +321,7 @@ class Worker:
             raise Refused(400, message, code="context_length_exceeded")
         return ids, template
 
-    def _messages(self, wanted: ChatWanted, request: ServeRequest) -> list[ChatMessage]:
+    def _messages(self, wanted: ChatBody, request: ServeRequest) -> list[ChatMessage]:
         """The messages of a conversation, with the system message of the server."""
         names: dict[str, str] = {}
         messages = [message.for_template(names) for message in wanted.messages]
@@ -361,7 +361,7 @@ class Worker:
         tokens = getattr(self._session.loaded.tokenizer, "added_tokens_decoder", {}).values()
         return [str(token) for token in tokens if token.special]
 
-    def _with_variables(self, template: TemplateChoice, wanted: ChatWanted) -> TemplateChoice:
+    def _with_variables(self, template: TemplateChoice, wanted: ChatBody) -> TemplateChoice:
         """A template with a client's variables, without those that it does not have: a line about
         each would be the client's to fill the terminal with."""
         variables, effort = wanted.chat_template_kwargs or {}, wanted.reasoning_effort
@@ -426,7 +426,7 @@ def _refusal(error: Exception) -> Refused:
     # Such a message begins with the option's name.
     flag, _, fault = message.partition(" ")
     field = {"template-arg": "chat_template_kwargs"}.get(flag, flag.replace("-", "_"))
-    if wrong_input and field in ChatWanted.model_fields:
+    if wrong_input and field in ChatBody.model_fields:
         return Refused(400, f"{field} {fault}", field)
     return Refused(400 if wrong_input else 500, message)
 

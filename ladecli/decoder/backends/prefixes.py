@@ -74,6 +74,9 @@ class Prefixes:
         """Keep a text, if there is room beside the longer ones."""
         if any(common_prefix(one.tokens, text) == len(text) for one in self._texts):
             return
+        size = sum(tensor[..., : cache.length, :].nbytes for tensor in cache.tensors)
+        if size > self._limit:
+            return  # without a copy
         others = [one for one in self._texts if common_prefix(one.tokens, text) < len(one.tokens)]
         state = attempt(cache.save)
         if not state:
