@@ -1,12 +1,9 @@
-"""The processes that `peers.py` compares: each holds one model, and answers requests.
+"""The process that holds our side of `peers.py`: one model, which answers requests.
 
-    python benchmarks/peer_workers.py ours MODEL PRECISION
-    python benchmarks/peer_workers.py llama FILE.gguf CONTEXT
-    python benchmarks/peer_workers.py quantize FILE.gguf TARGET.gguf FORMAT
+    python benchmarks/peer_workers.py MODEL [OPTION VALUE]
 
 A request is a line of JSON on stdin, `{"call": NAME, …}` with the arguments of a worker's method;
-the method's result is a line of JSON on stdout.  Memory is compared, so a process imports its own
-side alone: llama.cpp's needs `llama-cpp-python` and nothing else of ours.
+the method's result is a line of JSON on stdout.  `peer_llama.mjs` is llama.cpp's side.
 """
 
 from __future__ import annotations
@@ -18,22 +15,31 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-FORMATS = {"F32": 0, "BF16": 32, "Q8_0": 7, "Q4_0": 2}
-"""llama.cpp's formats, as its `llama_ftype`."""
+import numpy as np
+import torch
+import transformers.modeling_utils  # with all that loading any model imports
+
+
+def peak_memory() -> int:
+    """Return the most bytes of this process that were resident so far, as Linux counts them."""
+    match = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) << 10 if match else 0
+
+
+IMPORTED = peak_memory()  # before anything of ours is imported
 
 
 def clocks() -> tuple[float, float]:
-    """Seconds of CPU time of all threads, and of wall time."""
+    """Return seconds of CPU time of all threads, and of wall time."""
     return time.process_time(), time.perf_counter()
 
 
 def timed(prompt: Sequence[int], steps: Iterator[Sequence[int]]) -> dict[str, Any]:
-    """An answer, of the tokens that each step yields, and tokens per second of CPU and wall time:
-    of the prompt, which the first step reads, and of the answer in the steps after it."""
+    """Return an answer whose steps yield tokens, with tokens per second of CPU and of wall time:
+    those of the prompt, which the first step reads, and those of the later steps."""
     began = clocks()
     ids = [*next(steps)]
     read, first, count = clocks(), len(ids), 1
@@ -49,65 +55,32 @@ def timed(prompt: Sequence[int], steps: Iterator[Sequence[int]]) -> dict[str, An
     }
 
 
-def predicted(logits: Any, ids: Sequence[int]) -> dict[str, Any]:
-    """What logits [tokens, vocabulary] say of the tokens after the first: how improbable each one
-    is, in nats, and which token is the best in its place."""
-    import numpy as np
-
-    rows = np.asarray(logits[:-1], dtype=np.float64)
-    best = rows.argmax(axis=1)
-    rows -= rows.max(axis=1, keepdims=True)
-    own = rows[np.arange(len(rows)), ids[1:]]
-    return {"nats": (np.log(np.exp(rows).sum(axis=1)) - own).tolist(), "best": best.tolist()}
-
-
-def peak_memory() -> int:
-    """The most resident bytes of this process so far, as Linux counts them; mapped files too."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) << 10 if found else 0
-
-
 class Worker:
-    """Holds a model; subclasses import their side before this takes note of the memory."""
+    """Our decoder, as `ladecli.load` opens a model."""
 
-    version: str  # of the libraries that decode
-
-    def __init__(self) -> None:
-        self._imports = peak_memory()
-
-    def hello(self) -> str:
-        """The version, once the model is loaded."""
-        return self.version
-
-    def memory(self) -> int:
-        """The most bytes so far, beyond those of Python with the libraries imported."""
-        return peak_memory() - self._imports
-
-
-class Ours(Worker):
-    """Our decoder, as `ladecli.load` opens it."""
-
-    def __init__(self, model: str, precision: str) -> None:
-        import torch
-        import transformers.modeling_utils  # with all that loading any model imports
-
-        super().__init__()
+    def __init__(self, model: str, **options: str) -> None:
         import ladecli
 
-        self.version = f"torch {torch.__version__}, transformers {transformers.__version__}"
-        option = "quantize" if precision == "8bit" else "dtype"
-        self._model = ladecli.load(model, device="cpu", **{option: precision})
+        self._model = ladecli.load(model, device="cpu", **options)
+
+    def hello(self) -> str:
+        """Return the versions, once the model is loaded."""
+        return f"torch {torch.__version__}, transformers {transformers.__version__}"
+
+    def memory(self) -> int:
+        """Return the most bytes so far, beyond those of Python with the libraries imported."""
+        return peak_memory() - IMPORTED
 
     def encode(self, text: str, chat: bool) -> list[int]:
-        """Token ids of a text, as it is or as a message in the chat template."""
+        """Return the token ids of a text, as it is or as a message in the chat template."""
         session = self._model.session
         if chat and session.has_template:
             return session.encode_chat([{"role": "user", "content": text}])
         return session.encode(text)
 
     def answer(self, ids: list[int], new: int, strategy: str) -> dict[str, Any]:
-        """A greedy answer of `new` tokens, which no end token ends, by a session that knows no
-        other text."""
+        """Return a greedy answer of `new` tokens, which no end token ends, by a session that knows
+        no other text."""
         from ladecli.events import TextStep
         from ladecli.session.session import Settings
 
@@ -116,10 +89,11 @@ class Ours(Worker):
         gc.collect()
         settings = Settings(strategy, self._model.lookahead, max_new_tokens=new, ignore_eos=True)
         events = session.stream(ids, settings)
-        return timed(ids, (each.token_ids for each in events if isinstance(each, TextStep)))
+        return timed(ids, (event.token_ids for event in events if isinstance(event, TextStep)))
 
     def score(self, ids: list[int]) -> dict[str, Any]:
-        """A text by one forward, in which all tokens but the first are drafts."""
+        """Return how improbable each token after the first is, in nats, and which token is the
+        best in its place, by one forward in which all tokens but the first are drafts."""
         from ladecli.decoder import layout
         from ladecli.decoder.strategy import Draft
         from ladecli.decoder.tree import TokenTree
@@ -128,75 +102,18 @@ class Ours(Worker):
         tree.add(ids[1:], "text", len(ids))
         decoder.forget(keep_memory=True)
         logits = decoder.executor.run(layout.build(ids[:1], 0, Draft(tree)))
-        return predicted(logits.float().numpy(), ids)
-
-
-class Llama(Worker):
-    """llama.cpp by `llama-cpp-python`, with its defaults but for the context and the threads,
-    which are those of OMP_NUM_THREADS."""
-
-    def __init__(self, file: str, context: str) -> None:
-        import llama_cpp
-
-        super().__init__()
-        self.version = f"llama-cpp-python {llama_cpp.__version__}"
-        threads = int(os.environ["OMP_NUM_THREADS"])
-        self._open = partial(
-            llama_cpp.Llama,
-            file,
-            n_ctx=int(context),
-            n_threads=threads,
-            n_threads_batch=threads,
-            verbose=False,
-        )
-        self._model = self._open()
-        self._logits = llama_cpp.llama_get_logits_ith
-
-    def answer(self, ids: list[int], new: int) -> dict[str, Any]:
-        """A greedy answer of `new` tokens, which no end token ends, from an empty cache."""
-        gc.collect()
-        self._model.reset()
-        return timed(ids, self._steps(ids, new))
-
-    def _steps(self, ids: list[int], new: int) -> Iterator[list[int]]:
-        import numpy as np
-
-        model, fed = self._model, ids
-        for _ in range(new):
-            model.eval(fed)
-            last = np.ctypeslib.as_array(self._logits(model.ctx, -1), (model.n_vocab(),))
-            fed = [int(last.argmax())]
-            yield fed
-
-    def score(self, ids: list[int]) -> dict[str, Any]:
-        """A text by one batch, in a context that keeps all logits."""
-        model = self._open(logits_all=True)
-        model.eval(ids)
-        return predicted(model.scores[: len(ids)], ids)
-
-
-def quantize(source: str, target: str, kind: str) -> None:
-    """Write a GGUF in another format, by llama.cpp itself."""
-    import ctypes
-
-    import llama_cpp
-
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize = FORMATS[kind], True
-    unfinished = f"{target}.part"
-    if llama_cpp.llama_model_quantize(source.encode(), unfinished.encode(), ctypes.byref(params)):
-        raise SystemExit(f"llama.cpp cannot make {target} of {source}")
-    Path(unfinished).replace(target)
+        rows = np.asarray(logits[:-1].float().numpy(), dtype=np.float64)
+        best = rows.argmax(axis=1)
+        rows -= rows.max(axis=1, keepdims=True)
+        own = rows[np.arange(len(rows)), ids[1:]]
+        return {"nats": (np.log(np.exp(rows).sum(axis=1)) - own).tolist(), "best": best.tolist()}
 
 
 def main() -> None:
-    side, *arguments = sys.argv[1:]
-    if side == "quantize":
-        quantize(*arguments)
-        return
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no reply
-    worker = {"ours": Ours, "llama": Llama}[side](*arguments)
+    model, *option = sys.argv[1:]
+    worker = Worker(model, **dict([option] if option else []))
     for line in sys.stdin:
         request = json.loads(line)
         result = getattr(worker, request.pop("call"))(**request)
