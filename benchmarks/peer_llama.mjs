@@ -9,7 +9,8 @@ import path from "path";
 import {createInterface} from "readline";
 import {pathToFileURL} from "url";
 
-const entry = createRequire(path.join(process.cwd(), "x.js")).resolve("node-llama-cpp");
+const packages = createRequire(path.join(process.cwd(), "package.json"));
+const entry = packages.resolve("node-llama-cpp");
 const {getLlama} = await import(pathToFileURL(entry));
 const [, , modelPath, contextSize] = process.argv;
 const threads = +process.env.OMP_NUM_THREADS;

@@ -21,7 +21,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import exp
@@ -53,7 +53,9 @@ SPEED = {
     "plain": {"float32": 0.95, "bfloat16": 0.7, "8bit": 0.8},
     "lookahead": {"float32": 1.25, "bfloat16": 1.25, "8bit": 1.2, "gguf": 1.0},
 }
+PROMPTS = dict.fromkeys(("float32", "bfloat16", "8bit"), 1.0)  # the same of prompts
 LOWEST = 0.95  # … and of lookahead on every prompt, in plain decoding's,
+MEMORY = {"8bit": 1.3}  # the most memory, in llama.cpp's,
 PERPLEXITY = 1.01  # and the most perplexity of 8 bits, in that of float32.
 WARM_UP = 8  # tokens of an answer before the first one that counts
 TEXTS = ("README.md", "docs/how-it-works.md", "docs/models.md", "CHANGELOG.md")
@@ -241,8 +243,8 @@ def figures_of(
     return figures
 
 
-def tokens_per_step(answers: Any) -> float:
-    """Return the tokens per step of all answers."""
+def tokens_per_step(answers: Iterable[dict[str, Any]]) -> float:
+    """Return the tokens per step of answers."""
     pairs = [(len(answer["ids"]), answer["steps"]) for answer in answers]
     return sum(tokens for tokens, _ in pairs) / sum(steps for _, steps in pairs)
 
@@ -282,8 +284,10 @@ def show(rows: dict[str, Any]) -> None:
             continue
         cells = []
         for clock in CLOCKS:
-            cells += [round(row[clock]["prompts"]), row[clock]["prompts_over"]]
-        print_row(name.partition(",")[0], *cells, round(row["memory"] / 1e6), row["memory_over"])
+            over_peer = judged(row[clock]["prompts_over"], PROMPTS.get(row["precision"]))
+            cells += [round(row[clock]["prompts"]), over_peer]
+        memory = judged(row["memory_over"], MEMORY.get(row["precision"]), most=True)
+        print_row(name.partition(",")[0], *cells, round(row["memory"] / 1e6), memory)
     print()
 
 
