@@ -282,11 +282,12 @@ def show(rows: dict[str, Any]) -> None:
     for name, row in rows.items():
         if row["kind"] == "lookahead":  # which is in plain decoding's process
             continue
+        judged_as = row["precision"] if row["kind"] == "plain" else None
         cells = []
         for clock in CLOCKS:
-            over_peer = judged(row[clock]["prompts_over"], PROMPTS.get(row["precision"]))
+            over_peer = judged(row[clock]["prompts_over"], PROMPTS.get(judged_as))
             cells += [round(row[clock]["prompts"]), over_peer]
-        memory = judged(row["memory_over"], MEMORY.get(row["precision"]), most=True)
+        memory = judged(row["memory_over"], MEMORY.get(judged_as), most=True)
         print_row(name.partition(",")[0], *cells, round(row["memory"] / 1e6), memory)
     print()
 
