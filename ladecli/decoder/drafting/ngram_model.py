@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from ..tree import TokenTree
 
@@ -26,8 +26,8 @@ Row: TypeAlias = dict[int, float]
 Table: TypeAlias = dict[int, Row]
 Ranked: TypeAlias = list[tuple[float, int, int]]
 """Probability, token and kind of evidence of some successors, best first."""
-Repeated: TypeAlias = tuple[int, float] | None
-"""The next token of a repeated span, and its probability; None without a span."""
+Repeated: TypeAlias = Sequence[tuple[int, float]]
+"""The next tokens of repeated spans, with their probabilities."""
 
 ORDER = 4
 """The number of tokens in the longest context."""
@@ -83,19 +83,6 @@ CALIBRATION_PRIOR = 2.0
 """The number of expected hits that counts as much as having no record."""
 MAX_CALIBRATION = 3.0
 """The largest factor by which a record raises probabilities."""
-
-
-class RepeatedSpan(NamedTuple):
-    """What followed an earlier passage that the end of the text repeats."""
-
-    tokens: Sequence[int]
-    """The corpus that the passage is in."""
-    start: int
-    """The index in `tokens` of the next token, if the text repeats the passage further."""
-    end: int
-    """The index after the last token that may be repeated."""
-    probability: float
-    """The probability that the next token is repeated, too."""
 
 
 def pack(tokens: Sequence[int]) -> int:
@@ -188,24 +175,25 @@ class NgramModel:
         ranked = sorted(prior.items(), key=itemgetter(1), reverse=True)
         self.prior = dict(ranked[:PRIOR_SUCCESSORS])
 
-    def look_up(self, context: int, floor: float = 0.0, repeated: Repeated = None) -> Ranked:
+    def look_up(self, context: int, floor: float = 0.0, repeated: Repeated = ()) -> Ranked:
         """Return the successors of a packed context whose probabilities exceed `floor`.
 
         Args:
             context: a context from `pack`.
             floor: the least probability; shorter contexts that cannot exceed it are not looked up.
-            repeated: a token that takes its probability before all others.
+            repeated: tokens that take their probabilities before all others, one after the other.
         """
         calibration, left, last = self._calibration, 1.0, context & TOKEN
-        if repeated is None and last not in self.model_successors[1] and last not in self.counts[1]:
+        if not repeated and last not in self.model_successors[1] and last not in self.counts[1]:
             # The last token is new.
             prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
             return _exceeding(floor, prior, 1.0, self._calibration[PRIOR], PRIOR)
         probabilities: Row = {}
         kinds: dict[int, int] = {}
-        if repeated is not None:
-            token, probability = repeated
-            probabilities[token], kinds[token], left = probability, REPEATED, 1.0 - probability
+        for token, probability in repeated:
+            probabilities[token] = probabilities.get(token, 0.0) + left * probability
+            kinds[token] = REPEATED
+            left *= 1.0 - probability
         levels, pair = self._longest_first, context & MASKS[2]
         # If the last two tokens are no known context, then no longer one is known, either.
         if pair not in self.model_successors[2] and pair not in self.counts[2]:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..tree import TokenTree, common_prefix
-from .ngram_model import ORDER, NgramModel, RepeatedSpan, Row
+from .copy_pointer import CERTAIN, CopyPointer, RepeatedSpan
+from .ngram_model import ORDER, NgramModel, Row
 from .suffix_automaton import SuffixAutomaton
 
 BOUNDARY = -1
@@ -20,14 +21,6 @@ OVERLAP = 32
 to the corpus again, so that passages across the difference are found."""
 MAX_CORPUS = 1 << 16
 """If the corpus has more tokens than this when a text begins, the newest half as many are kept."""
-LENGTHS = (ORDER + 1, 8, 16, 32)
-"""The classes of repeated passages: those of at least these many tokens."""
-PRIORS = (0.55, 0.7, 0.85, 0.95)
-"""By class, the assumed probability that a passage goes on, before it was tried."""
-PRIOR_TRIALS = 8.0
-"""The number of trials that counts as much as this assumption."""
-RECORD_DECAY = 0.98
-"""The decay of a class's record with each trial."""
 
 
 class Observation(NamedTuple):
@@ -70,17 +63,18 @@ class ContextSource(Source):
 
     Attributes:
         corpus: all texts so far, with `BOUNDARY` between them.
-        hits, trials: by class in `LENGTHS`, how often the text went on like a repeated passage,
-            and how often the two were compared; both decayed.
+        pointer: the passage of the corpus that the text copies.
     """
 
     def __init__(self, model: NgramModel) -> None:
         super().__init__(model)
         self.corpus = SuffixAutomaton()
-        self.hits, self.trials = [0.0] * len(LENGTHS), [0.0] * len(LENGTHS)
+        self.pointer = CopyPointer()
         # The current text, with which the corpus ends, and the indices of all boundaries.
         self._text: list[int] = []
         self._boundaries: list[int] = []
+        # Where the text starts that the next answer may begin like.
+        self._expected: int | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Learn the part of the prompt that the last text does not start with."""
@@ -91,40 +85,55 @@ class ContextSource(Source):
                 self._extend(token)
             del self._text[common:]
         self._append(prompt)
+        self.pointer.lose()
+        if self._expected is None:
+            self._find_passage()
+        else:
+            self.pointer.expect(self._expected, self._end_of(self._expected))
+            self._expected = None
 
     def learn(self, step: Observation) -> None:
-        """Learn the committed tokens, and whether the text went on like the passage it repeats."""
-        text, new = step.text, step.new
-        if (span := self.repeated_span()) is not None:
-            length, _ = self.corpus.longest_match()
-            expected = span.tokens[span.start : min(span.end, span.start + new)]
-            for token, repeated in zip(text[-new:], expected, strict=False):
-                group = _length_class(length)
-                self.hits[group] = self.hits[group] * RECORD_DECAY + (token == repeated)
-                self.trials[group] = self.trials[group] * RECORD_DECAY + 1.0
-                if token != repeated:
-                    break
-                length += 1
-        self._append(text)
+        """Learn the committed tokens, and whether they go on with the passage that was copied."""
+        for token in step.text[-step.new :]:
+            self.pointer.follow(token, self.corpus.tokens)
+        self._append(step.text)
+        self._find_passage()
 
-    def repeated_span(self) -> RepeatedSpan | None:
-        """Return the continuation of the longest passage that the end of the text repeats."""
-        length, start = self.corpus.longest_match()
-        if length < LENGTHS[0]:
-            return None
-        # A passage ends with its text.
-        index = bisect_left(self._boundaries, start)
-        end = self._boundaries[index] if index < len(self._boundaries) else len(self.corpus)
-        group = _length_class(length)
-        hits = self.hits[group] + PRIOR_TRIALS * PRIORS[group]
-        probability = hits / (self.trials[group] + PRIOR_TRIALS)
-        return RepeatedSpan(self.corpus.tokens, start, end, probability)
+    def repeated_spans(self) -> list[RepeatedSpan]:
+        """Return the continuations of passages that the end of the text repeats, the most probable
+        one first."""
+        tokens, pointer = self.corpus.tokens, self.pointer
+        spans = pointer.spans(tokens)
+        if pointer.uncertain:
+            # The text may also go on with another passage than that with the edit.
+            length, place = self.corpus.longest_match()
+            if length >= CERTAIN:
+                spans.append(pointer.span(tokens, place, self._end_of(place), length))
+        return spans
 
-    def add(self, text: Iterable[int]) -> None:
-        """Append texts that later ones may repeat."""
+    def _find_passage(self) -> None:
+        """Follow the longest passage that the end of the text repeats, if none is followed."""
+        length, place = self.corpus.longest_match()
+        if length >= CERTAIN and self.pointer.gives_way(length):
+            self.pointer.start(place, self._end_of(place), length)
+
+    def _end_of(self, place: int) -> int:
+        """Return the index after the text that a place of the corpus is in."""
+        index = bisect_left(self._boundaries, place)
+        return self._boundaries[index] if index < len(self._boundaries) else len(self.corpus)
+
+    def add(self, text: Iterable[int], *, expected: bool = False) -> None:
+        """Append texts that later ones may repeat.
+
+        Args:
+            text: the texts, with `BOUNDARY` between them.
+            expected: whether the next answer may begin like it.
+        """
         self._forget_oldest()
         if self._text:
             self._extend(BOUNDARY)
+        if expected:
+            self._expected = len(self.corpus)
         for token in text:
             self._extend(token)
         if self.corpus.tokens[-1:] != [BOUNDARY]:
@@ -135,6 +144,8 @@ class ContextSource(Source):
         if len(self.corpus) > MAX_CORPUS:
             newest = self.corpus.tokens[-MAX_CORPUS // 2 :]
             self.corpus, self._boundaries, self._text = SuffixAutomaton(), [], []
+            self.pointer.lose()
+            self._expected = None
             self.add(newest)
 
     def _extend(self, token: int) -> None:
@@ -183,7 +194,3 @@ SOURCES: dict[str, type[Source]] = {
 }
 """The sources by name, in the order in which they learn from a step.  Newer counts outweigh older
 ones, so the accepted text comes after the n-grams of the window, which are worse evidence."""
-
-
-def _length_class(length: int) -> int:
-    return sum(length >= shortest for shortest in LENGTHS) - 1

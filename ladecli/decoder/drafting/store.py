@@ -101,7 +101,7 @@ class DraftStore:
     def learn_text(self, tokens: Sequence[int]) -> None:
         """Learn a text that answers may repeat; the model need not have read it."""
         self.broken = True
-        self.context.add(tokens)
+        self.context.add(tokens, expected=True)
         self.model.learn([tokens], 1)
         self.broken = False
 

@@ -21,6 +21,7 @@ from ..grammar import Grammar
 from ..noise import drawn_probabilities
 from ..step_cost import CostCurve
 from ..tree import ROOT, TokenTree
+from .copy_pointer import RepeatedSpan
 from .ngram_model import (
     FORCED,
     MASKS,
@@ -31,8 +32,6 @@ from .ngram_model import (
     TOKEN_BITS,
     NgramModel,
     Ranked,
-    Repeated,
-    RepeatedSpan,
     pack,
 )
 
@@ -56,7 +55,7 @@ class TreeSearch:
     Args:
         model: the n-gram model.
         text: the text, which ends with the current token; its last four tokens count.
-        span: a passage that the text may be repeating.
+        spans: passages that the text may be repeating, the most probable one first.
         sampling: the settings by which the next tokens are drawn; None for greedy.
         grammar: constrains the text; what it forces is certain, and what it forbids is left out.
 
@@ -68,7 +67,7 @@ class TreeSearch:
         self,
         model: NgramModel,
         text: Sequence[int],
-        span: RepeatedSpan | None = None,
+        spans: Sequence[RepeatedSpan] = (),
         sampling: SamplingConfig | None = None,
         grammar: Grammar | None = None,
     ) -> None:
@@ -76,7 +75,8 @@ class TreeSearch:
         self._look_up = model.look_up
         self._sampling, self._grammar = sampling, grammar
         self._length = len(text)
-        self._span = span
+        # By node + 1, the spans that the path to it repeats.
+        self._followed: dict[int, list[RepeatedSpan]] = {0: [*spans]}
         # By node + 1, the current token first; only nodes that may be looked up have `_contexts`.
         self._tokens, self._parents = [0], [ROOT]
         self._kinds, self._probabilities = [REPEATED], [1.0]
@@ -159,15 +159,11 @@ class TreeSearch:
 
     def _successors(self, node: int, floor: float) -> Ranked:
         """Look up the successors of a node whose paths' probabilities exceed `floor`."""
-        path, span, grammar = self._paths[node], self._span, self._grammar
+        path, grammar = self._paths[node], self._grammar
         if grammar is not None and (token := grammar.forced(path)) is not None:
             self.looked_up[node] = [(1.0, token, FORCED)]
             return self.looked_up[node]
-        repeated: Repeated = None
-        # The path so far may repeat the span.
-        end = 0 if span is None else span.start + len(path)
-        if span is not None and end < span.end and path == span.tokens[span.start : end]:
-            repeated = span.tokens[end], span.probability
+        repeated = self._repeated(node)
         # All successors of the root are looked up, to be calibrated even if they do not pay.
         floor = floor / self._probabilities[node] if node else 0.0
         # With noise, an improbable token may be the one that is drawn, so there is no floor.
@@ -179,6 +175,22 @@ class TreeSearch:
             ranked = _drawn(ranked, self._sampling, self._length + len(path), floor)
         self.looked_up[node] = ranked = ranked[:MAX_CHILDREN]
         return ranked
+
+    def _repeated(self, node: int) -> list[tuple[int, float]]:
+        """Return the next tokens of the spans that the path to a node repeats."""
+        depth, token = len(self._paths[node]), self._tokens[node]
+        spans = self._followed[self._parents[node] + 1] if node else self._followed[0]
+        if not spans:
+            self._followed[node] = spans
+            return []
+        repeated, followed = [], []
+        for span in spans:
+            tokens, ladder = span
+            if depth < len(tokens) and (not node or tokens[depth - 1] == token):
+                followed.append(span)
+                repeated.append((tokens[depth], ladder[min(depth, len(ladder) - 1)]))
+        self._followed[node] = followed
+        return repeated
 
 
 def _drawn(ranked: Ranked, sampling: SamplingConfig, position: int, floor: float) -> Ranked:

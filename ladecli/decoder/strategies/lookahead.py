@@ -72,8 +72,8 @@ class Lookahead(Strategy):
             curve = config.step_cost.curve(*shape[:3], config.widths, *shape[3:])
             self._curves[shape] = curve
         self._curve = curve
-        span = store.context.repeated_span() if "context" in config.sources else None
-        search = TreeSearch(store.model, state.tokens, span, self._sampling, state.grammar)
+        spans = store.context.repeated_spans() if "context" in config.sources else ()
+        search = TreeSearch(store.model, state.tokens, spans, self._sampling, state.grammar)
         # Only recycled successors are learned from nodes that are not accepted.
         explores = self._successors and store.budget.may_explore
         tree = search.grow(

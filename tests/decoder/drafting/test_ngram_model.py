@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting import ngram_model
-from ladecli.decoder.drafting.ngram_model import NgramModel, Ranked, RepeatedSpan, Row, pack
-from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS, Observation
+from ladecli.decoder.drafting.copy_pointer import RepeatedSpan
+from ladecli.decoder.drafting.ngram_model import NgramModel, Ranked, Row, pack
+from ladecli.decoder.drafting.sources import BOUNDARY, Observation
 from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.drafting.tree_search import TreeSearch
@@ -48,13 +49,14 @@ def best(model: NgramModel, *text: int) -> list[int]:
     return [token for _, token, _ in successors(model, *text)]
 
 
-Span = RepeatedSpan | None
-
-
 def grow(
-    model: NgramModel, text: list[int], depth: int, curve: CostCurve, span: Span = None
+    model: NgramModel,
+    text: list[int],
+    depth: int,
+    curve: CostCurve,
+    spans: Sequence[RepeatedSpan] = (),
 ) -> TokenTree:
-    return TreeSearch(model, text, span).grow(depth, curve)
+    return TreeSearch(model, text, spans).grow(depth, curve)
 
 
 def calibrate(model: NgramModel, text: list[int], curve: CostCurve, token: int) -> None:
@@ -142,9 +144,10 @@ def test_probabilities_and_trees_keep_their_limits(seed: int) -> None:
         assert len({token for _, token, _ in ranked}) == len(ranked) <= ngram_model.MAX_CHILDREN
         assert all(0 <= kind < ngram_model.KINDS for _, _, kind in ranked)
     passage = [rng.randrange(1, 6) for _ in range(20)]
-    span = rng.choice([None, RepeatedSpan(passage, rng.randrange(9), 15, 0.7)])
+    starts = [rng.randrange(9) for _ in range(rng.randrange(3))]
+    spans = [RepeatedSpan(passage[start:15], [0.4, 0.7]) for start in starts]
     text = [rng.randrange(1, 4) for _ in range(4)]
-    tree = grow(model, text, depth, priced(nodes, price), span)
+    tree = grow(model, text, depth, priced(nodes, price), spans)
     assert len(tree) <= nodes
     assert max(tree.depths, default=0) <= depth
     siblings = list(zip(tree.parents, tree.tokens, strict=True))
@@ -173,7 +176,7 @@ def test_a_dearer_tree_is_a_prefix(seed: int) -> None:
 
 def test_a_repeated_span_is_followed_to_its_end() -> None:
     for start, end, taken in ((0, 30, 20), (25, 28, 3)):
-        tree = grow(NgramModel(), [9], 99, priced(20), RepeatedSpan(PASSAGE, start, end, 0.9))
+        tree = grow(NgramModel(), [9], 99, priced(20), [RepeatedSpan(PASSAGE[start:end], [0.9])])
         assert tree.tokens == PASSAGE[start:][:taken]
         assert tree.depths == [*range(1, taken + 1)]
         assert {*tree.sources} == {"context"}
@@ -245,18 +248,18 @@ def test_a_fork_counts_what_is_new_after_what_is_common() -> None:
 def test_nothing_crosses_a_boundary() -> None:
     store = store_with(1, 2, 3, 4)
     store.context.begin([5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6])
-    assert store.context.repeated_span() is None
+    assert not store.context.repeated_spans()
     # The same text again, and further: the passage that it repeats ends at a boundary.
     store = store_with(*PASSAGE)
     store.context.begin(PASSAGE[:20])
     for end in (len(PASSAGE) - 5, len(PASSAGE)):
         store.context.begin(PASSAGE[:end])
-        span = store.context.repeated_span()
-        tree = grow(store.model, PASSAGE[:end], 20, priced(20), span)
+        spans = store.context.repeated_spans()
+        tree = grow(store.model, PASSAGE[:end], 20, priced(20), spans)
         assert BOUNDARY not in tree.tokens
         assert tree.tokens[: len(PASSAGE) - end] == PASSAGE[end:]
     store.context.learn(step([*PASSAGE, 7], 1))
-    assert store.context.trials == [0.0] * len(LENGTHS), "a boundary broke no promise"
+    assert not any(store.context.pointer.trials), "a boundary broke no promise"
 
 
 def search(tokens: list[int]) -> tuple[int, int]:
