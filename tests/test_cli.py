@@ -31,7 +31,7 @@ from ladecli.trace.format import read_trace
 from tests.support import new_python, processes
 from tests.support.adapters import make as make_adapter
 from tests.support.files import file_sizes
-from tests.support.hub import DEMO, POINTER, copied, holding, pipe, renaming, stating, without
+from tests.support.hub import DEMO, POINTER, copied, holding, renaming, stating, without
 
 # Prompts and streams.
 
@@ -455,20 +455,6 @@ def of_kind(name: Any, *changes: Change) -> Change:
     return lambda folder: [change(folder) for change in changes]
 
 
-DOUBLED = {"type": "Replace", "pattern": {"Regex": "e"}, "content": "ee"}
-
-
-def with_steps(part: str, *steps: dict[str, Any]) -> Change:
-    """Put steps before those of a part of tokenizer.json."""
-
-    def change(folder: Path) -> None:
-        stated = json.loads((folder / "tokenizer.json").read_text())
-        whole = [*steps, stated[part]] if stated[part] else [*steps]
-        stating("tokenizer.json", **{part: {"type": "Sequence", f"{part}s": whole}})(folder)
-
-    return change
-
-
 def index(**files: Any) -> Change:
     """Let weights stand in the files that an index names."""
 
@@ -511,23 +497,13 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "empty tokenizer": (of_kind("GPT2Tokenizer", without("tokenizer.json")), "holds no tokenizer"),
     "tokenizer of questions": (of_kind("RagTokenizer"), "RagTokenizer"),
     "tokenizer of no kind": (of_kind(["a"]), "its tokenizer cannot be loaded"),
-    "doubling": (with_steps("normalizer", *[DOUBLED] * 40), "times as long"),
-    "doubling within": (
-        with_steps("normalizer", {"type": "Sequence", "normalizers": [DOUBLED] * 40}),
-        "times as long",
-    ),
-    "doubled words": (with_steps("decoder", *[DOUBLED] * 40), "times as long"),
     "pointer for tokens": (holding("tokenizer.json", POINTER), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer"),
     "unknown family": (holding("config.json", b'{"model_type": "new"}'), "model type `new`"),
     "encoder": (holding("config.json", b'{"model_type": "t5"}'), "'t5' are not supported"),
     "pickled": (pickled, "get safetensors instead"),
-    "outside": (index(a="x.safetensors", b="../x.safetensors"), "files outside of its folder"),
-    "absolute": (index(a="/etc/passwd"), "files outside of its folder"),
     "no name": (index(a=5), "names no files"),
     "a long name": (index(a="x" * 300), "0 of 1 files"),
-    "pipe": (pipe("tokenizer.json"), "tokenizer.json, which is no regular file"),
-    "pipe of weights": (pipe(WEIGHTS), "model.safetensors, which is no regular file"),
     "heads": (CONFIG(num_key_value_heads=0), "num_key_value_heads is 0"),
     "nameless": (nameless, "model_type"),
     "layers": (CONFIG(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +28,6 @@ from .adapters import Adapter
 from .describe import empty_model, loading, merging, model_class, own_code, reading
 from .fit import PlannedModel, values_of
 from .memory import FULL
-
-GROWTH = 1000.0
-"""How many times as long a tokenizer may make a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +161,6 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
             raise LoadError(f"{name} has a {kind}, which is no tokenizer of one text")
         if len(tokenizer) == len(tokenizer.get_added_vocab()):  # transformers found no file
             raise LoadError(hub.no_tokenizer(name))
-        _check_growth(name, tokenizer)
         if files.header is not None and files.tokenizer is None:
             from . import gguf_model
 
@@ -177,27 +172,6 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
                 template = json.loads(Path(path).read_text("utf-8"))["chat_template"]
                 tokenizer.chat_template = template
         return tokenizer
-
-
-def _check_growth(name: str, tokenizer: Any) -> None:
-    """Refuse a tokenizer whose replacements, one after the other, make a text so long that it
-    fills the memory."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    for part in (getattr(fast, "normalizer", None), getattr(fast, "decoder", None)):
-        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
-        if times > GROWTH:
-            raise LoadError(
-                f"{name} has a tokenizer that makes texts {times:.0e} times as long; take one from"
-                " elsewhere"
-            )
-
-
-def _growth(step: dict[str, Any]) -> float:
-    """Return how many times as long a step of a tokenizer may make a text."""
-    if step.get("type") == "Replace":
-        pattern = step["pattern"].get("String") or "."  # of a regular expression
-        return max(len(step["content"]) / len(pattern), 1.0)
-    return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or ()))
 
 
 def _read_model(

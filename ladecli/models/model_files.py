@@ -6,17 +6,16 @@ import contextlib
 import json
 import math
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from ..errors import LoadError
-from ..files import is_device, read, read_text
+from ..files import read, read_text
 from .gguf_header import GGUFHeader, read_header
 
 GENERATION = "generation_config.json"
@@ -40,14 +39,12 @@ _ALIASES = {
     "dtype": ("torch_dtype",),
 }
 """What families call the settings that transformers knows by one name."""
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 """Settings that every decoder has, and that are at least 1."""
 _BY_LAYER = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """Sizes that may be a list, with one for each layer."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
-_MOST_LABELS = 10**6
-"""Transformers makes a name for each of a configuration's labels, which texts do not need."""
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
@@ -120,17 +117,12 @@ class Config:
     def fault(self) -> str | None:
         """A size that no model has, or None."""
         text = self.get_text_config()
-        for name in dict.fromkeys((*SIZES, *_BY_LAYER)):
+        for name in (*_SIZES, *_BY_LAYER):
             size = getattr(text, name, 1)
             most = _MOST_LAYERS if name == "num_hidden_layers" else size
-            if isinstance(size, list) and name in _BY_LAYER:
-                continue
-            if not (isinstance(size, int) and 1 <= size <= most):
+            by_layer = isinstance(size, list) and name in _BY_LAYER
+            if not (by_layer or (isinstance(size, int) and 1 <= size <= most)):
                 return f"config.json is damaged ({name} is {size!r})"
-        for part in (self.stated, *self.stated.values()):
-            labels = part.get("num_labels") if isinstance(part, dict) else None
-            if labels is not None and not (isinstance(labels, int) and labels <= _MOST_LABELS):
-                return f"config.json is damaged (num_labels is {labels!r})"
         quantization = getattr(text, "quantization_config", {})
         if not isinstance(quantization, dict) or not isinstance(
             quantization.get("quant_method") or "", str
@@ -234,8 +226,6 @@ def missing(folder: Path) -> str | None:
         if (folder / "model_index.json").is_file():
             return "is a diffusion pipeline, not a language model"
         return "holds no config.json; give a folder in Hugging Face format"
-    if odd := no_regular_file(folder):
-        return odd
     try:
         files = weight_files(folder)
     except LoadError as error:
@@ -251,15 +241,6 @@ def missing(folder: Path) -> str | None:
         return "holds no tokenizer; copy tokenizer.json beside the weights"
     if pointers := [path.name for path in (*files, *tokenizers) if is_pointer(path)]:
         return f"holds a Git LFS pointer in place of {pointers[0]}; run git lfs pull in it"
-    return None
-
-
-def no_regular_file(folder: Path) -> str | None:
-    """Say, after the folder's name, that it holds a pipe or a device, whose reader waits or never
-    ends; None if it holds none."""
-    for path in folder.iterdir():
-        if is_device(path) and not path.is_dir():
-            return f"holds {path.name}, which is no regular file; delete it"
     return None
 
 
@@ -325,14 +306,12 @@ def weight_files(folder: Path) -> list[Path]:
         if not (index := read_object(folder / f"{name}.index.json")):
             continue
         try:
-            shards = index["weight_map"].values()
-            if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
-                raise LoadError(f"{name}.index.json names files outside of its folder")
-            if not isinstance(index.get("metadata"), dict):
-                raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
-            return [folder / shard for shard in sorted(set(shards))]
+            files = [folder / shard for shard in sorted({*index["weight_map"].values()})]
         except (KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{name}.index.json is damaged (it names no files)") from error
+        if not isinstance(index.get("metadata"), dict):
+            raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
+        return files
     return []
 
 
@@ -342,10 +321,6 @@ def stored_tensors(folder: Path) -> list[Tensor]:
     tensors = []
     for path in weight_files(folder):
         if path.suffix != ".safetensors" or not os.path.isfile(path):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                # Pickled weights are a zip archive.
-                if file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(path):
-                    raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
             continue
         try:
             with safe_open(path, framework="numpy") as file:

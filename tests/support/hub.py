@@ -80,16 +80,6 @@ def without(*names: str) -> Callable[[Path], object]:
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
-def pipe(name: str) -> Callable[[Path], object]:
-    """What puts a pipe, whose reader waits, in place of a file."""
-
-    def change(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return change
-
-
 def copied(folder: str | Path, copy: Path, *changes: Callable[[Path], object]) -> str:
     """A copy of a model's folder with some changes."""
     shutil.copytree(folder, copy)
