@@ -69,7 +69,6 @@ class Rates:
 
     bandwidth: float  # bytes of memory
     arithmetic: float  # dense operations in the type of the products; a sum is one as well
-    source: str
 
 
 def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:

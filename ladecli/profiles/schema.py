@@ -41,12 +41,7 @@ class Hardware(_Table):
     def rates_for(self, compute: str) -> Rates:
         """The rates of models that compute in a type; the lowest for a type without units."""
         rates = (rate for kind, rate in self.rates.items() if kind == compute)
-        return Rates(self.bandwidth, next(rates, min(self.rates.values())), self.source)
-
-    @property
-    def half(self) -> str:
-        """The 16-bit type that models have here: bfloat16, but where only float16 has units."""
-        return "float16" if "float16" in self.rates and "bfloat16" not in self.rates else "bfloat16"
+        return Rates(self.bandwidth, next(rates, min(self.rates.values())))
 
 
 class Setting(_Table):

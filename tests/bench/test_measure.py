@@ -56,13 +56,6 @@ def measure(runners: list[FakeRunner], rows: int = 1, turns: int = 1, repeats: i
     return measured
 
 
-def test_a_run_holds_what_the_answer_said() -> None:
-    (run,) = measure([FakeRunner("a")]).runs
-    assert (run.contender, run.row, run.turn, run.repeat) == ("a", "row-0", 1, 1)
-    assert (run.tokens, run.first_tokens, run.steps, run.fed) == (3, 1, 3, 5)
-    assert (run.first_seconds, run.step_seconds, run.decoded) == (0.5, (0.2, 0.1), 2)
-
-
 def test_methods_take_turns_in_changing_order() -> None:
     def orders() -> list[tuple[str, ...]]:
         runs = measure([FakeRunner(name) for name in "abc"], 12, repeats=2).runs
