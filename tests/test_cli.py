@@ -343,20 +343,6 @@ def test_missing_packages(option: str, package: str, fix: str, lade: Any, monkey
     assert refusal == f"{option.removesuffix(' auto')} needs {package}: pip install {fix}\n"
 
 
-def test_sources_and_windows_go_together(lade: Any, model_folder: str) -> None:
-    def settings(*options: str) -> tuple[Any, ...]:
-        arguments = ("generate", model_folder, "-p", "the", "-n", "5", "--json", *options)
-        decode = lade(*arguments).json()["decode"]
-        return tuple(decode[name] for name in ("sources", "window", "ngram", "guesses", "budget"))
-
-    assert settings()[0] == ["context", "recycled"]
-    assert "trajectory" in settings("-W", "4")[0], "who sets the window gets one"
-    # The trajectory alone is the paper's algorithm, with its published settings.
-    paper = ("--sources", "trajectory")
-    assert settings(*paper)[1:] == (7, 5, 7, (7 + 7) * 4)
-    assert settings(*paper, "--profile", "a100")[1:4] == (15, 5, 15)
-
-
 def test_a_pool_file_makes_answers_faster(lade: Any, model_folder: str, tmp_path: Path) -> None:
     pool = tmp_path / "drafts.pool"
     command = ["generate", model_folder, "-p", "the cat", "-n", "60", "--ignore-eos", "--json"]

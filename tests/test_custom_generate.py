@@ -294,12 +294,6 @@ def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -
         ask(own_model("llama"), max_new_tokens=5, **options)
 
 
-def test_weights_that_are_split_over_processes_are_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr("ladecli.custom_generate.is_fsdp_managed_module", lambda model: True)
-    with pytest.raises(ValueError, match="FSDP"):
-        ask(own_model("llama"), **SHORT)
-
-
 @pytest.mark.parametrize(
     ("ids", "options", "message"),
     [

@@ -111,11 +111,6 @@ def detect(name: str = "auto") -> Device:
     return replace(_processor(), threads=torch.get_num_threads())
 
 
-def glance() -> Device:
-    """Return the device that models run on by default, without torch if it is the processor."""
-    return predict_device() or detect()
-
-
 def predict_device(name: str = "auto") -> Device | None:
     """Return the device that `detect` will find, or refuse as it will; None if only torch knows.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from ..decoder.backends.transformers_forward import input_device
 from ..decoder.faults import is_out_of_memory, reason_of
 from ..errors import LoadError
 from ..generation_config import AnswerDefaults, AsStated, leave_out
-from . import checkpoint, hub, memory, model_files, placement
+from . import checkpoint, hub, memory, placement
 from .adapters import Adapter
 from .describe import empty_model, loading, merging, model_class, own_code, reading
 from .fit import PlannedModel, values_of
@@ -52,10 +52,10 @@ def check_weights(planned: PlannedModel) -> list[str]:
         LoadError: they do not, or transformers would refuse code in pickled ones.
     """
     files = planned.files
-    paths = model_files.weight_files(files.folder) if files.folder is not None else []
-    _refuse_code(paths)
+    _refuse_code(files.weights)
     # Other formats are unpacked as they are read, and what lacks would be downloaded.
-    headed = bool(paths) and all(path.suffix == ".safetensors" and path.is_file() for path in paths)
+    here = (path.suffix == ".safetensors" and path.is_file() for path in files.weights)
+    headed = bool(files.weights) and all(here)
     plain = getattr(planned.config, "quantization_config", None) is None
     if not headed or not plain or files.gguf or planned.fp8_block or not find_spec("accelerate"):
         return []
@@ -63,7 +63,7 @@ def check_weights(planned: PlannedModel) -> list[str]:
         return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
 
 
-def _refuse_code(paths: Sequence[Path]) -> None:
+def _refuse_code(paths: Iterable[Path]) -> None:
     """Refuse pickled weights that contain code with a LoadError."""
     for path in paths:
         # An old format, or a damaged file: loading finds out.
@@ -248,7 +248,7 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     files, config = planned.files, planned.config
     name, hub_options = files.base, files.hub_options
     source: str | None = files.source
-    _refuse_code(model_files.weight_files(files.folder) if files.folder else [])
+    _refuse_code(files.weights)
     if own_code(config, hub_options):
         maker: Any = transformers.AutoModelForCausalLM
     else:
@@ -283,7 +283,7 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
         )
     if not unknown:
         return model, []
-    return model, [*checkpoint.check_unread(name, model, unknown, files.folder)]
+    return model, [*checkpoint.check_unread(name, model, unknown, files.weights)]
 
 
 def _merged(model: Any, adapter: Adapter, base: str) -> Any:

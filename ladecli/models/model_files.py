@@ -103,17 +103,6 @@ class Config:
         return Config({**self.stated, **text}) if isinstance(text, dict) else self
 
     @property
-    def other_purpose(self) -> str | None:
-        """What the model is instead of one that continues texts; None if it is one.  Embedding
-        models are common, and would load with weights missing."""
-        names = self.stated.get("architectures") or []
-        if "AutoModelForCausalLM" in str(self.stated.get("auto_map")):  # code of its own
-            return None
-        if not names or any(part in str(names) for part in _GENERATES):
-            return None
-        return f"is not a causal language model but a {str(names).strip(chr(39) + '[]')}"
-
-    @property
     def fault(self) -> str | None:
         """A size that no model has, or None."""
         text = self.get_text_config()
@@ -150,8 +139,14 @@ def read_config(name: str, folder: Path) -> Config:
             read_object(folder / file)
         if config.fault:
             raise LoadError(config.fault)
-    if config.other_purpose:
-        raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
+    # Embedding models are common, and would load with weights missing.
+    kinds = str(config.stated.get("architectures") or "")
+    generates = not kinds or any(part in kinds for part in _GENERATES)
+    if not generates and "AutoModelForCausalLM" not in str(config.stated.get("auto_map")):
+        raise LoadError(
+            f"{name} is not a causal language model but a {kinds.strip(chr(39) + '[]')}, so it"
+            " cannot continue a text"
+        )
     return config
 
 
@@ -315,11 +310,11 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def stored_tensors(folder: Path) -> list[Tensor]:
-    """Return the tensors in those safetensors files of a model that exist; LoadError if a file is
-    damaged."""
+def stored_tensors(paths: Iterable[Path]) -> tuple[Tensor, ...]:
+    """Return the tensors in those files of weights that exist and are safetensors; LoadError if a
+    file is damaged."""
     tensors = []
-    for path in weight_files(folder):
+    for path in paths:
         if path.suffix != ".safetensors" or not os.path.isfile(path):
             continue
         try:
@@ -329,7 +324,7 @@ def stored_tensors(folder: Path) -> list[Tensor]:
                     tensors.append(Tensor(name, part.get_dtype(), math.prod(part.get_shape())))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off") from error
-    return tensors
+    return tuple(tensors)
 
 
 def stored_type(tensors: Iterable[Tensor]) -> str | None:

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..models.memory import ModelSpec
 from . import user
 from .derive import derive, for_experts
-from .schema import Profile, Setting, dump, parse
+from .schema import Profile, Setting, dump, fitting, parse
 
 if TYPE_CHECKING:
     from ..models.device import Device
@@ -209,7 +209,7 @@ def choose(
     """
     if captured is None:
         captured = profile.name != _BY_KIND["mps"]
-    setting = profile.setting(spec)
+    setting = fitting(profile.settings, spec)
     if setting is not None:
         lookahead = setting.lookahead
         if spec.active < spec.parameters:
@@ -218,7 +218,7 @@ def choose(
     else:
         assert profile.hardware is not None  # the schema: hardware, or settings for every model
         lookahead = derive(profile.hardware.rates_for(spec.compute), spec, captured=captured)
-    paper = profile.paper(spec) or (known.paper(spec) if known else None) or _PAPER
+    paper = fitting((*profile.papers, *(known.papers if known else ())), spec) or _PAPER
     trajectory = LookaheadConfig(paper.window, paper.ngram, paper.guesses, sources=("trajectory",))
     return Choice(profile.name, lookahead, trajectory, tuple(notices))
 

@@ -98,20 +98,13 @@ class Profile(_Table):
             )
         return self
 
-    def setting(self, spec: ModelSpec) -> Setting | None:
-        """The explicit setting for a model, if there is one."""
-        return _fitting(self.settings, spec)
-
-    def paper(self, spec: ModelSpec) -> Setting | None:
-        """The paper's setting for a model, if there is one."""
-        return _fitting(self.papers, spec)
-
     def as_file(self) -> dict[str, Any]:
         """The tables of the file."""
         return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
 
 
-def _fitting(settings: Iterable[Setting], spec: ModelSpec) -> Setting | None:
+def fitting(settings: Iterable[Setting], spec: ModelSpec) -> Setting | None:
+    """The first of some settings that is for a model; None if there is none."""
     for each in settings:
         typed = not each.weights or spec.weights in each.weights
         if typed and spec.parameters <= each.up_to_parameters:

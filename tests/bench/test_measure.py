@@ -93,10 +93,3 @@ def test_a_failure_costs_one_row_of_one_method() -> None:
     assert rows["b"] == ["row-0", "row-2", "row-3"] * 2
     (failure,) = measured.failures
     assert (failure.contender, failure.row, failure.error) == ("b", "row-1", "it broke")
-
-
-def test_the_time_that_is_left_is_known_after_the_first_prompt() -> None:
-    announced: list[float] = []
-    measured = Measurement([FakeRunner("a")], DEVICE, lambda: False, announce=announced.append)
-    measured.run([FakeTask("one"), FakeTask("two")], 2)
-    assert [seconds > 0 for seconds in announced] == [True]

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ladecli.decoder.backends import int8
 from ladecli.models.gguf_model import CUTS
-from tests.support.hub import add_model, use_cache
 from tests.support.new_python import calls
 
 pytest.importorskip("gguf")
@@ -97,18 +96,6 @@ def test_one_of_several_is_named(folder: Path, lade: Any, tmp_path: Path) -> Non
         *asked, "--gguf-file", "c.gguf"
     ).refused(1)
     assert lade(*asked, "--gguf-file", "b.gguf").out
-
-
-def test_one_in_the_cache_is_found_by_the_name_of_its_model(
-    folder: Path, lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_cache(monkeypatch, tmp_path, offline=False)
-    contents = (folder / "small.gguf").read_bytes()
-    add_model(tmp_path, "a/b-GGUF", None, {"b.gguf": contents}, tokenizer=False)
-    (row,) = (m for m in lade("models", "--json").json()["models"] if m["name"] != "demo")
-    assert row["name"] == "a/b-GGUF"
-    assert row["size_bytes"] >= len(contents)
-    assert "b.gguf" in row["note"]
 
 
 def answer(lade: Any, file: Path, prompt: str = PROMPT) -> dict[str, Any]:

@@ -108,9 +108,3 @@ def test_a_named_profile_is_honoured_as_it_is_written(
     answer = lade("generate", "demo", *ANSWER[:-1], *flags, "--budget", "60")
     assert answer.json()["decode"]["step_width"] > 25
     assert "made for NVIDIA H200" in answer.err
-
-
-def test_a_profile_of_this_machine_is_named_without_a_line(lade: Any) -> None:
-    for name in ("h200", "cpu"):
-        flags = ("--profile", name, "--device", "cpu")
-        assert ("costs" in lade("generate", "-p", "x", "-n", "2", *flags).err) == (name == "h200")

@@ -166,7 +166,7 @@ def use_devices(
         monkeypatch.setattr(module, "present", lambda: list(devices))
     monkeypatch.setattr(device, "details", lambda _: known)
     monkeypatch.setattr(device, "detect", lambda name="auto": devices[-1 if name == "cpu" else 0])
-    monkeypatch.setattr(device, "glance", lambda: devices[0])
+    monkeypatch.setattr(device, "predict_device", lambda name="auto": device.detect(name))
     monkeypatch.setattr(device, "gpu_build", lambda: None)
     for module in (device, placement):
         monkeypatch.setattr(module, "free_memory", lambda _: int(free))
