@@ -189,22 +189,24 @@ def _read_model(
     with loading(files, progress), reading(files), hidden:
         keywords = placement.keywords(where, planned.config, planned.dtype, need)
         straight = where.own_int8 and not files.adapters
-        stored = _stored(planned, on_share, straight)
+        stored: dict[str, Any] = {}
+        if files.header is not None:
+            from . import gguf_model
+
+            empty = empty_model(planned.config, files.hub_options)
+            stored = gguf_model.stored_weights(files.header, empty, on_share, eight=straight)
+            if stored and straight:
+                keywords["state_dict"] = _without(stored, empty, planned.dtype)
+            elif stored:  # ranks ask for parts of them
+                whole = where.split > 1
+                keywords["state_dict"] = {k: w[...] if whole else w for k, w in stored.items()}
         # Weights that are quantised here are read as they are stored.
         dtype = "auto" if where.own_int8 and not stored else planned.dtype
-        if stored and where.split > 1:  # parts of them are asked for
-            stored = {name: weight[...] for name, weight in stored.items()}
-        if stored:
-            keywords["state_dict"] = _without(stored, planned) if straight else stored
         model, notices = _from_pretrained(planned, dtype=dtype, **keywords)
         if getattr(model, "quantization_method", None) == "gguf":
             model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
-        if model.can_generate() is False:
-            raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
-        if where.device.kind != "cpu" and not keywords.keys() & {
-            "device_map",
-            "distributed_config",
-        }:
+        placed = {"device_map", "distributed_config"} & keywords.keys()
+        if where.device.kind != "cpu" and not placed:
             model.to(where.device.torch_name)
         model.generation_config, wrong = _generation_config(planned)
         if wrong:
@@ -217,25 +219,11 @@ def _read_model(
         return model.eval(), notices
 
 
-def _stored(
-    planned: PlannedModel, on_share: Callable[[float], None] | None, straight: bool
-) -> dict[str, Any]:
-    """Return the weights of a GGUF file by name; {} without one, or if transformers reads it."""
-    header, files = planned.files.header, planned.files
-    if header is None:
-        return {}
-    from . import gguf_model
-
-    empty = empty_model(planned.config, files.hub_options)
-    return gguf_model.stored_weights(header, empty, on_share, eight=straight)
-
-
-def _without(stored: Mapping[str, Any], planned: PlannedModel) -> dict[str, Any]:
+def _without(stored: Mapping[str, Any], empty: Any, dtype: torch.dtype) -> dict[str, Any]:
     """Return stored weights with blanks, which take no memory, for those that are quantised here
-    straight from the file."""
-    empty = empty_model(planned.config, planned.files.hub_options)
+    straight from the file; `empty` is the model without weights."""
     small = {f"{name}.weight" for name in int8.quantised_parts(empty)}
-    blank = torch.zeros((), dtype=planned.dtype)
+    blank = torch.zeros((), dtype=dtype)
     return {name: blank.expand(w.shape) if name in small else w for name, w in stored.items()}
 
 
