@@ -80,67 +80,50 @@ class Model:
         """Stream the answer as events; `TextStep` events hold the text.
 
         Args:
-            prompt: a text to continue as it is, like `lade generate --raw`; or the messages of a
-                conversation, which go through the model's chat template.
+            prompt: a text to continue as it is; or messages, which go through the chat template.
             strategy: lookahead, autoregressive, jacobi or prompt-lookup.
-            lookahead: window, n-grams and guesses; None for the profile's.
-            draft_text: a text that the answer may repeat, such as code that it edits, or several:
-                drafts know it from then on.
+            lookahead: window, n-grams and guesses; by default the profile's.
+            draft_text: a text, or several, that this and later answers may repeat, such as code.
             chat_template: of the messages: the name of one of the model's templates, or of a file.
             template_args: variables of the chat template, such as `enable_thinking`.
-            schema: of the JSON that the answer is: as text, a dict or a pydantic model.
-            grammar: that the answer fits, in Lark or GBNF.
-            options: `max_new_tokens` (without it, as many as the context holds, which may be
-                thousands), `stop` (a string that ends the answer, or several), `ignore_eos` (keep
-                decoding after end-of-text tokens), `reasoning_effort` (how much a reasoning model
-                thinks first: none, low, medium or high), and of sampling temperature, top_k, top_p,
-                min_p, repetition_penalty and seed.  Without a temperature it is greedy; the others
-                are those of the model's generation config.
+            schema, grammar: of the JSON that the answer is, as text, a dict or a pydantic model;
+                or of any answer, in Lark or GBNF.
+            options: those of `lade generate` about an answer: `max_new_tokens`, `stop`,
+                `ignore_eos`, `reasoning_effort`, `temperature`, `top_k`, `top_p`, `min_p`,
+                `repetition_penalty` and `seed`.  By default an answer is greedy, without a limit.
 
         Raises:
-            PromptError: the prompt is empty or too long.
-            ConfigError, UsageError: there is no such strategy, a value is out of range, the chat
-                template refuses the messages, or the schema or grammar cannot be used.
-            ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
+            PromptError, ConfigError, UsageError: the message says what is wrong.
+            ArgumentError: an option is unknown, or a value of a wrong kind; a TypeError too.
         """
         request = _request(_AnswerRequest(seed=0), "stream", options)
-        _check_prompt(prompt)
         _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
-        _check("chat_template", chat_template, str | Path | None, "a name")
-        _check("template_args", template_args, Mapping | None, "a dict")
-        _texts("the names in template_args", [*(template_args or ())])
-        constraint = None if schema is None else Grammar.from_schema(schema)
-        if grammar is not None:
-            _check("grammar", grammar, str, "a text")
-            if schema is not None:
-                raise ArgumentError("schema and grammar say both what an answer is; give one")
-            constraint = Grammar.from_lark(grammar)
-        session = self.session
+        constraint = _grammar(schema, grammar)
+        template = _template(prompt, chat_template, template_args, request.reasoning_effort)
         for text in _texts("draft_text", draft_text):
-            session.add_draft_text(text)
-        template = None
-        if not isinstance(prompt, str):
-            name = None if chat_template is None else str(chat_template)
-            template = TemplateChoice(name, template_args or {}, request.reasoning_effort)
-            ids = session.encode_chat(prompt, template)
-        elif chat_template or template_args or request.reasoning_effort:
-            names = "chat_template, template_args and reasoning_effort"
-            raise ArgumentError(f"{names} are for messages; a text has none")
-        else:
-            ids = session.encode(prompt)
-        for line in session.new_notices():
-            warnings.warn(line, stacklevel=2)
+            self.session.add_draft_text(text)
+        ids = self._encode(prompt, template)
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=request.sampling(session.loaded.defaults.without_samples),
+            sampling=request.sampling(self.session.loaded.defaults.without_samples),
             max_new_tokens=request.max_new_tokens,
             stop=tuple(request.stop or ()),
             ignore_eos=request.ignore_eos,
             template=template,
             grammar=constraint,
         )
-        return _with_figures(session.stream(ids, settings))
+        return _with_figures(self.session.stream(ids, settings))
+
+    def _encode(self, prompt: Prompt, template: TemplateChoice | None) -> list[int]:
+        """The ids of a prompt; what there is to say of it comes as warnings."""
+        if isinstance(prompt, str):
+            ids = self.session.encode(prompt)
+        else:
+            ids = self.session.encode_chat(prompt, template)
+        for line in self.session.new_notices():
+            warnings.warn(line, stacklevel=3)
+        return ids
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
         """The whole answer as text; options and errors as for `stream`.
@@ -188,6 +171,35 @@ def _check(name: str, value: object, kind: Any, wanted: str) -> None:
     """Refuse a value that is not of a kind, or of one of several."""
     if not isinstance(value, kind):
         raise ArgumentError(f"{name} must be {wanted}, not {value!r:.60}")
+
+
+def _template(
+    prompt: Prompt,
+    name: str | Path | None,
+    arguments: Mapping[str, Any] | None,
+    effort: str | None,
+) -> TemplateChoice | None:
+    """The chat template of messages; a text has none, and must not be given any."""
+    _check_prompt(prompt)
+    _check("chat_template", name, str | Path | None, "a name")
+    _check("template_args", arguments, Mapping | None, "a dict")
+    _texts("the names in template_args", [*(arguments or ())])
+    if not isinstance(prompt, str):
+        return TemplateChoice(None if name is None else str(name), arguments or {}, effort)
+    if name or arguments or effort:
+        names = "chat_template, template_args and reasoning_effort"
+        raise ArgumentError(f"{names} are for messages; a text has none")
+    return None
+
+
+def _grammar(schema: str | Mapping[str, Any] | None, grammar: str | None) -> Grammar | None:
+    """The grammar that an answer fits; None without a schema and a grammar."""
+    if schema is not None and grammar is not None:
+        raise ArgumentError("schema and grammar say both what an answer is; give one")
+    _check("grammar", grammar, str | None, "a text")
+    if schema is not None:
+        return Grammar.from_schema(schema)
+    return None if grammar is None else Grammar.from_lark(grammar)
 
 
 def _texts(name: str, given: object) -> list[str]:

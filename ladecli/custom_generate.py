@@ -68,8 +68,7 @@ def lookahead(
         lade_streamer: a streamer of transformers, which drops its own argument `streamer`.
 
     Raises:
-        ValueError: beams, several sequences, padding or a filled cache were asked for.
-        UnsupportedModelError: the model cannot be decoded this way.
+        ValueError, UnsupportedModelError: it does not support the call, or the model.
     """
     facts = facts_of(model)
     _refuse(model, input_ids, generation_config, model_kwargs)
@@ -83,39 +82,53 @@ def lookahead(
             **model_kwargs,
         )
         return plain
-    length, limit = input_ids.shape[1], generation_config.max_length
-    text = torch.nn.functional.pad(input_ids, (0, max(limit - length, 0)))
-
-    def add(token: int) -> bool:
-        """Add a token to the text; return whether the stopping criteria end it."""
-        nonlocal length
-        text[0, length] = token
-        length += 1
-        if lade_streamer is not None:
-            lade_streamer.put(torch.tensor([token]))
-        return bool(stopping_criteria and stopping_criteria(text[:, :length], None).all())
-
-    sampling = SamplingConfig()
-    if generation_config.do_sample:  # temperature and the like are among the logits processors
-        seed = int(torch.randint(2**62, (1,))) if lade_seed is None else lade_seed
-        sampling = SamplingConfig(temperature=1.0, seed=seed)
-    most = text.shape[1]
-    decoder = decoder_of(decoding.make_forward(model), facts, most)
-    if most > decoder.max_context:
-        ends = f"the text ends at the model's context of {decoder.max_context} tokens"
-        warnings.warn(f"{ends}, before max_length={most}", stacklevel=2)
+    text = _Text(input_ids, generation_config.max_length, stopping_criteria, lade_streamer)
+    decoder = decoder_of(decoding.make_forward(model), facts, text.room)
+    if text.room > decoder.max_context:
+        ends = f"ends at the model's context of {decoder.max_context} tokens"
+        warnings.warn(f"the text {ends}, before max_length={text.room}", stacklevel=2)
     for event in decoder.generate(
         input_ids[0].tolist(),
         make_strategy("lookahead", lade_config or decoding.settings),
-        sampling,
-        Limits(limit - length, should_stop=add),
+        _sampling(generation_config.do_sample, lade_seed),
+        Limits(text.room - text.length, should_stop=text.add),
         processors=list(logits_processor or ()),
     ):
         if event == Finished("memory"):
-            warnings.warn(f"out of memory: the text ends after {length} tokens", stacklevel=2)
-    if lade_streamer is not None:
-        lade_streamer.end()
-    return text[:, :length].clone()
+            warnings.warn(f"out of memory: the text ends after {text.length} tokens", stacklevel=2)
+    return text.end()
+
+
+class _Text:
+    """Prompt and answer: [1, tokens].  A streamer gets each token that is added."""
+
+    def __init__(self, prompt: Tensor, limit: int, criteria: Any, streamer: Any) -> None:
+        self.length = prompt.shape[1]
+        self.room = max(limit, self.length)
+        self._ids = torch.nn.functional.pad(prompt, (0, self.room - self.length))
+        self._criteria, self._streamer = criteria, streamer
+
+    def add(self, token: int) -> bool:
+        """Add a token; return whether the stopping criteria end the text."""
+        self._ids[0, self.length] = token
+        self.length += 1
+        if self._streamer is not None:
+            self._streamer.put(torch.tensor([token]))
+        return bool(self._criteria and self._criteria(self._ids[:, : self.length], None).all())
+
+    def end(self) -> Tensor:
+        """Return the whole text."""
+        if self._streamer is not None:
+            self._streamer.end()
+        return self._ids[:, : self.length].clone()
+
+
+def _sampling(samples: bool, seed: int | None) -> SamplingConfig:
+    """Return the sampling: temperature and the like are among the logits processors."""
+    if not samples:
+        return SamplingConfig()
+    drawn = int(torch.randint(2**62, (1,))) if seed is None else seed
+    return SamplingConfig(temperature=1.0, seed=drawn)
 
 
 def _decoding_of(model: Any) -> _Decoding:

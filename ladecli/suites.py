@@ -58,15 +58,14 @@ class _Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[_Part] | None, BeforeValidator(_content)] = None
     tool_calls: list[dict[str, Any]] | None = None
-    function_call: dict[str, Any] | None = None  # an older form of such calls
     reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
 
     @model_validator(mode="after")
     def _says_something(self) -> _Message:
-        if self.content is None and not (self.tool_calls or self.function_call):
+        if self.content is None and not self.tool_calls:
             raise ValueError("its content must be text, or a list of parts")
         return self
 
@@ -77,15 +76,12 @@ class _Message(BaseModel):
 
     def for_template(self) -> ChatMessage:
         """Return the message for chat templates."""
-        calls = self.tool_calls
-        if self.function_call:
-            calls = [{"type": "function", "function": self.function_call}]
         parts = [part.model_dump() for part in self.content or ()]
         values = {
             **(self.model_extra or {}),
-            "role": "tool" if self.role == "function" else self.role,
+            "role": self.role,
             "content": self.content and (parts if len(parts) > 1 else self.text),
-            "tool_calls": calls,
+            "tool_calls": self.tool_calls,
             "reasoning": self.reasoning,
         }
         return {key: value for key, value in values.items() if value is not None}
@@ -102,21 +98,17 @@ class _Line(BaseModel):
     messages: list[_Message] = []
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    functions: list[dict[str, Any]] | None = None  # an older form of tools
-    function_call: Literal["auto", "none"] | None = None
+    functions: None = None  # an older form of `tools`, which is refused
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        functions = [{"type": "function", "function": one} for one in self.functions or ()]
-        own = {"tools": self.tools or functions, "documents": self.documents}
-        if "none" in (self.tool_choice, self.function_call):
-            del own["tools"]
-        return (self.chat_template_kwargs or {}) | {
-            key: value for key, value in own.items() if value
-        }
+        tools = None if self.tool_choice == "none" else self.tools
+        own = {"tools": tools, "documents": self.documents}
+        given = {key: value for key, value in own.items() if value}
+        return (self.chat_template_kwargs or {}) | given
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +296,7 @@ def _said(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
         if system:
             raise ValueError(f"it has 'system' and a {message.role} message; keep one of them")
     last = line.messages[-1]
-    answerable = last.role in ("tool", "function") or (last.role == "user" and last.text.strip())
+    answerable = last.role == "tool" or (last.role == "user" and last.text.strip())
     if not answerable:
         raise ValueError(
             f"the last message is the {last.role}'s, and must be a text of the user's, or a tool's"

@@ -192,17 +192,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
 
 
 @pytest.fixture
-def wide_screen(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Makes standard output a terminal of some columns."""
-
-    def make(columns: int) -> None:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
-    return make
-
-
-@pytest.fixture
 def lade(capsys: pytest.CaptureFixture[str]) -> Any:
     """The program, called in this process; `typed` is its standard input."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import ladecli
 from ladecli.decoder.backends.compat import cache_argument, returned_cache
-from ladecli.decoder.backends.modified import fingerprint
 from ladecli.profiles import user
-from tests.support.hub import DEMO
 from tests.support.models import model_of, new_model, prompt_for
 
 # Ours come from within transformers' `generate`, whose warnings are no errors elsewhere.
@@ -276,24 +272,6 @@ def test_hooks_of_libraries_and_compiled_forwards_cost_nothing() -> None:
     ask(model, **SHORT)
 
 
-def test_looking_costs_under_a_hundredth_of_a_call() -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO)
-
-    def seconds(call: Callable[[], Any], calls: int) -> float:
-        """Return the time of the fastest of several calls, without the tracing of coverage."""
-        times, tracing = [], sys.gettrace()
-        sys.settrace(None)
-        for _ in range(calls):
-            began = time.process_time()
-            call()
-            times.append(time.process_time() - began)
-        sys.settrace(tracing)
-        return min(times)
-
-    whole = seconds(lambda: ask(model, [1, 5, 7, 9], max_new_tokens=20, eos_token_id=None), 10)
-    assert seconds(lambda: fingerprint(model), 100) < 0.01 * whole
-
-
 def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
     model = own_model("llama")
     user.folder().mkdir(parents=True)
@@ -314,12 +292,6 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(own_model("llama"), max_new_tokens=5, **options)
-
-
-def test_weights_that_are_split_over_processes_are_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr("ladecli.custom_generate.is_fsdp_managed_module", lambda model: True)
-    with pytest.raises(ValueError, match="FSDP"):
-        ask(own_model("llama"), **SHORT)
 
 
 @pytest.mark.parametrize(

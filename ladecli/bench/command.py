@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +98,7 @@ def _measure(
     sizes = {"prompt": len(tasks), "method": len(runners), "repeat": request.repeat}
     terminal.say(f"measuring {' × '.join(counted(size, of) for of, size in sizes.items())}")
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
-        announce = partial(_announce, terminal)
-        measured = Measurement(runners, loaded.device, cancelled, progress, announce)
+        measured = Measurement(runners, loaded.device, cancelled, progress)
         measured.run(tasks, request.repeat)
     if not measured.runs and measured.interrupted:
         return None
@@ -165,12 +163,6 @@ def _make_runners(
         else:
             runners.append(OwnRunner(method, session, settings))
     return runners
-
-
-def _announce(terminal: Terminal, seconds: float) -> None:
-    """Say how long the rest of a measurement takes."""
-    duration = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    terminal.say(f"this will take about {duration} more; Ctrl-C keeps what was measured until then")
 
 
 def _make_tasks(

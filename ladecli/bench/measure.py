@@ -30,8 +30,7 @@ class Measurement:
     """Lets methods take turns on tasks.
 
     `cancelled` is called after every step, and true ends the measurement; `progress` is called with
-    the number of runs that were done since the last call; `announce`, after the first task, with
-    the seconds that the others will take.
+    the number of runs that were done since the last call.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class Measurement:
         device: Device,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None] = lambda _runs: None,
-        announce: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self.runs: list[Run] = []  # in the order of time, as are `failures`
         self.failures: list[Failure] = []
@@ -50,7 +48,7 @@ class Measurement:
         self._runners = list(runners)
         self._device = device
         self._cancelled = cancelled
-        self._progress, self._announce = progress, announce
+        self._progress = progress
         # By method and part of a step, the seconds of all steps after the first.
         self._parts: dict[str, Counter[str]] = {runner.method.name: Counter() for runner in runners}
 
@@ -64,10 +62,8 @@ class Measurement:
             self._warm_up(tasks[0].first()[:PROMPT])
             began = time.perf_counter()
             order = random.Random(0)  # the same in every benchmark
-            for number, (repeat, task) in enumerate(product(range(1, repeats + 1), tasks)):
+            for repeat, task in product(range(1, repeats + 1), tasks):
                 self._round(task, repeat, order.sample(self._runners, len(self._runners)))
-                if number == 0 and (others := repeats * len(tasks) - 1):
-                    self._announce(others * (time.perf_counter() - began))
         except (Stopped, KeyboardInterrupt):
             self.interrupted = True
         finally:

@@ -33,14 +33,11 @@ from . import cli
 
 if TYPE_CHECKING:
     from ..models.fit import PlannedModel
-    from ..models.memory import MemoryNeed
 
 SCHEMA = 2
 """Version of what --json prints."""
 _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
-_PROGRAM = 0.5e9
-"""Bytes of Python, torch and transformers beside a model."""
 PARTS = (
     ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
@@ -261,8 +258,10 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     if facts.no_trees:
         tested = f"chains of drafts or none, but no trees: {facts.no_trees}"
     yield Finding("family", f"{facts.family}, {tested}")
-    parameters = f"{user.short(spec.parameters)} parameters"
-    yield Finding("weights", f"{parameters}, {format_bytes(spec.weight_bytes)} as {spec.weights}")
+    millions = spec.parameters / 1e6
+    count = f"{millions:.3g}M" if millions < 999.5 else f"{millions / 1e3:.3g}B"
+    size = format_bytes(spec.weight_bytes)
+    yield Finding("weights", f"{count} parameters, {size} as {spec.weights}")
     if lacking := model_files.missing_packages(spec.weights):
         value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
@@ -283,23 +282,6 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("memory", setup.memory_notice, WARNING)
     else:
         yield Finding("memory", f"the model and {setup.context} tokens of context fit")
-    if setup.need is not None and planned.device.kind == "cpu":
-        yield Finding("memory use", _memory_use(planned, setup.need))
-
-
-def _memory_use(planned: PlannedModel, need: MemoryNeed) -> str:
-    """Say what a model on a CPU takes of memory: while it opens, and in a chat."""
-    folder = planned.files.folder
-    files = model_files.weight_files(folder) if folder is not None else []
-    size = sum(path.stat().st_size for path in files if path.is_file())
-    copy = 0.0  # what is in memory beside the weights while they are made
-    if planned.files.header is not None:
-        copy = need.weights
-    elif size < 0.9 * need.weights:  # they are converted
-        copy = size
-    sizes = need.weights + copy, need.weights, need.total
-    opening, chat, full = (format_bytes(number + _PROGRAM) for number in sizes)
-    return f"about {opening} while it opens, {chat} in a chat, and {full} with a full context"
 
 
 def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:

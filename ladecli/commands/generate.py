@@ -220,7 +220,9 @@ class _Answers:
         """Return the JSON object of an answer; its keys are part of the interface."""
         session, settings = self._session, self._settings
         executor, sampling = session.decoder.executor, dataclasses.asdict(settings.sampling)
-        seed = sampling.pop("seed")
+        seed, figures = sampling.pop("seed"), tally.as_json()
+        steps = {name: figures.pop(name) for name in ("steps", "tokens_per_step", "accepted")}
+        seconds = {"load": session.load_seconds, **figures.pop("seconds")}
         return {
             "model": session.loaded.name,
             "text": tally.text,
@@ -236,19 +238,11 @@ class _Answers:
                 "cuda_graphs": executor.overlaps,
                 "ranks": session.ranks,
                 "parallel_mode": self._request.parallel_mode if session.ranks > 1 else None,
-                "steps": tally.steps,
-                "tokens_per_step": tally.tokens_per_step,
                 "step_width": tally.step_width,
-                "accepted": dict(sorted(tally.accepted.items())),
+                **steps,
             },
             "sampling": sampling,
-            "seconds": {
-                "load": session.load_seconds,
-                "prefill": tally.prefill_seconds,
-                "decode": tally.decode_seconds,
-            },
-            "tokens_per_second": tally.tokens_per_second,
-            "speedup": tally.speedup or None,
-            "speedup_from": tally.speedup_from,
+            "seconds": seconds,
+            **figures,
             "seed": None if settings.sampling.greedy else seed,
         }

@@ -14,7 +14,6 @@ from ..errors import LoadError, counted
 from ..models import adapters, device, hub, memory, model_files
 from ..models.find import DEMO, find, resolve
 from ..models.hub import CachedModel
-from ..models.model_files import Config
 from ..options.commands import ModelsRequest
 from ..options.model import ModelOptions
 from ..view import screen
@@ -47,7 +46,7 @@ def run(request: ModelsRequest) -> int:
     demo = Path(resolve(DEMO))
     with terminal.progress("looking at models"):
         cached = [CachedModel(DEMO, demo, hub.size_on_disk(demo)), *hub.cached_models()]
-        here = device.glance()
+        here = device.predict_device() or device.detect()
         free = device.free_memory(here)
         models = [_describe(model, free) for model in cached]
     models.sort(key=lambda model: model.name.lower())
@@ -113,20 +112,12 @@ def _describe(cached: CachedModel, free: int) -> ListedModel:
         return replace(model, note=str(error).removeprefix(str(folder)).lstrip(": "))
     if getattr(config, "is_encoder_decoder", False):
         return replace(model, note="not supported: it is an encoder-decoder")
-    needed = _needed(config, folder)
-    if needed is None:
-        return model
-    return replace(model, needs_bytes=needed, fits=needed <= memory.usable(free))
-
-
-def _needed(config: Config, folder: Path) -> int | None:
-    """Return the bytes of the stored weights and of 16-bit keys and values; None if a
-    configuration leaves sizes open."""
     text = config.get_text_config()
     try:
         heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
         size = getattr(text, "head_dim", text.hidden_size // text.num_attention_heads)
         numbers: int = 2 * text.num_hidden_layers * heads * size * CONTEXT
-    except AttributeError:
-        return None
-    return sum(path.stat().st_size for path in model_files.weight_files(folder)) + 2 * numbers
+    except AttributeError:  # the configuration leaves sizes open
+        return model
+    needed = sum(path.stat().st_size for path in files.weights) + 2 * numbers  # in 16 bits
+    return replace(model, needs_bytes=needed, fits=needed <= memory.usable(free))

@@ -62,7 +62,7 @@ def _list(request: ProfileRequest) -> int:
         speeds = [screen.NONE, screen.NONE]
         if hardware := profile.hardware:
             speeds[0] = f"{hardware.bandwidth / 1e9:.0f}"
-            speeds[1] = profiles.tera(max(hardware.rates.values()))
+            speeds[1] = f"{max(hardware.rates.values()) / 1e12:.0f}"
         mark = "* " if profile == usual else "  "
         cells.append((mark + profile.name, profile.description, *speeds, profile.place))
     heads = ("profile", "for", "GB/s", "TFLOP/s", "from")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..decoder.step_cost import FEWEST, StepCost
 from ..errors import LadeError
@@ -47,27 +47,23 @@ def run(request: TuneRequest) -> int:
     key, path = measured.key_of(decoder, loaded.device, loaded.spec), measured.path()
     kept = not request.dry_run and measured.keep(key, seconds)
     cost = StepCost().measured(seconds)
-    rows = [
-        {
-            "width": width,
-            "milliseconds": round(1e3 * took, 4),
-            "cost": round(cost.at(width, 0), 3),
-            "steps": len(times[width]),
-        }
-        for width, took in seconds.items()
-    ]
-    if request.json:
-        measurement = {
-            "schema": SCHEMA,
-            "model": loaded.name,
-            "device": user.key_of(loaded.device),
-            "key": key,
-            "steps": rows,
-            "file": str(path) if kept else None,
-        }
-        print(json.dumps(measurement))
-    else:
-        _show(rows, user.key_of(loaded.device), terminal)
+    measurement = {
+        "schema": SCHEMA,
+        "model": loaded.name,
+        "device": user.key_of(loaded.device),
+        "key": key,
+        "steps": [
+            {
+                "width": width,
+                "milliseconds": round(1e3 * took, 4),
+                "cost": round(cost.at(width, 0), 3),
+                "steps": len(times[width]),
+            }
+            for width, took in seconds.items()
+        ],
+        "file": str(path) if kept else None,
+    }
+    print(json.dumps(measurement)) if request.json else _show(measurement, terminal)
     # The fastest step of a width counts; if most are far from it, other programs ran beside.
     if max(statistics.median(took) / min(took) for took in times.values()) > DISAGREE:
         terminal.say("other programs disturbed the steps: run lade tune again on a quiet machine")
@@ -80,10 +76,11 @@ def run(request: TuneRequest) -> int:
     return 0
 
 
-def _show(rows: Sequence[Mapping[str, float]], device: str, terminal: Terminal) -> None:
+def _show(measurement: Mapping[str, Any], terminal: Terminal) -> None:
     cells = tuple(
-        (f"{row['width']}", f"{row['milliseconds']:.2f}", f"{row['cost']:.2f}") for row in rows
+        (f"{row['width']}", f"{row['milliseconds']:.2f}", f"{row['cost']:.2f}")
+        for row in measurement["steps"]
     )
     columns = tuple(map(screen.Column, ("tokens", "ms", "plain steps")))
-    table = screen.Table(f"What a step takes ({device})", columns, cells)
+    table = screen.Table(f"What a step takes ({measurement['device']})", columns, cells)
     screen.print_table(table, terminal.console(sys.stdout))

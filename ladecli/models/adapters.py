@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError
-from .model_files import (
-    ADAPTER,
-    TOKENIZERS,
-    is_pointer,
-    naming,
-    no_regular_file,
-    read_object,
-    version,
-)
+from .model_files import ADAPTER, TOKENIZERS, is_pointer, naming, read_object, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +42,6 @@ class Adapter:
     @property
     def fault(self) -> str | None:
         """Why it can be merged into no model, to be said after its name, or None."""
-        for name in ("base_model_name_or_path", "revision"):
-            if not isinstance(self.stated.get(name) or "", str):
-                return f"has a damaged {ADAPTER} ({name} is no text); download or copy it again"
         if not self.stated.get("peft_type"):
             return f"has a damaged {ADAPTER} (no peft_type); download or copy it again"
         if "num_virtual_tokens" in self.stated:
@@ -67,8 +56,6 @@ class Adapter:
         weights = sorted(self.folder.glob("adapter_model.*"))
         if not weights:
             return f"holds no adapter_model.safetensors; download or copy it beside {ADAPTER}"
-        if odd := no_regular_file(self.folder):
-            return odd
         if is_pointer(weights[0]):
             return f"holds a Git LFS pointer in place of {weights[0].name}; run git lfs pull"
         return None

@@ -28,7 +28,7 @@ _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
 
 
 def check_unread(
-    name: str, model: Any, unexpected: Iterable[str], folder: Path | None
+    name: str, model: Any, unexpected: Iterable[str], paths: Sequence[Path]
 ) -> Iterator[str]:
     """Yield a line about weights that a model leaves out and does not need.
 
@@ -36,7 +36,7 @@ def check_unread(
         name: of the model.
         model: as transformers made it.
         unexpected: names of weights in its files that the model has no place for.
-        folder: with the files, if they are on this machine.
+        paths: of its files of weights, as far as they are on this machine.
 
     Raises:
         LoadError: such a weight belongs to a layer, or another module, that the model has, and
@@ -51,7 +51,7 @@ def check_unread(
         owner = _owner(key, modules, model.base_model_prefix)
         if owner is None:
             (layers if _NUMBER.sub("N", key) in read else others).append(key)
-        elif owner and not _is_zero(key, folder):
+        elif owner and not _is_zero(key, paths):
             inside.append(key)
     if inside:
         raise LoadError(
@@ -96,11 +96,9 @@ def _owner(key: str, modules: dict[str, Any], prefix: str) -> bool | None:
     return None
 
 
-def _is_zero(key: str, folder: Path | None) -> bool:
+def _is_zero(key: str, paths: Sequence[Path]) -> bool:
     """Return whether a weight is a bias of zeros, as some tools write them."""
-    if folder is None or not key.endswith("bias"):
-        return False
-    for path in model_files.weight_files(folder):
+    for path in paths if key.endswith("bias") else ():
         with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
             if key in file.keys():  # noqa: SIM118, not a dict
                 return not file.get_tensor(key).any()

@@ -25,8 +25,7 @@ from ..errors import LoadError
 from . import hub, model_files
 from .adapters import Adapter
 from .find import ModelFiles, read_downloaded
-from .gguf_header import parts_of
-from .model_files import Config, Tensor
+from .gguf_header import parts_of, quick_gguf
 
 _READ_BY_TEXT = {"gemma3n"}
 """Families whose text class reads the weights of the whole model, which needs more packages."""
@@ -84,23 +83,9 @@ def describe(files: ModelFiles, *, progress: bool = True) -> ModelDescription:
                 gguf_model.complete_config(files.header, config)
             except LoadError as error:
                 raise LoadError(f"{name} {error}") from error
-        elif stated is not None:
-            _turn_on_biases(config, stated, files.tensors)
         return ModelDescription(
             files=files, config=config, facts=model_facts(config), packing=packing
         )
-
-
-def _turn_on_biases(config: Any, stated: Config, tensors: Sequence[Tensor]) -> None:
-    """Give a configuration the biases that the weights have, if its file does not mention them."""
-    text = config.get_text_config(decoder=True)
-    for flag, last in (
-        ("attention_bias", "self_attn.o_proj.bias"),
-        ("mlp_bias", "mlp.down_proj.bias"),
-    ):
-        silent = not hasattr(stated.get_text_config(), flag) and getattr(text, flag, None) is False
-        if silent and any(tensor.name.endswith(f"layers.0.{last}") for tensor in tensors):
-            setattr(text, flag, True)
 
 
 def empty_model(config: Any, hub_options: Mapping[str, Any]) -> Any:
@@ -189,9 +174,7 @@ def reading(files: ModelFiles) -> contextlib.AbstractContextManager[None]:
     """Let transformers read a model's GGUF file quickly, if it has one."""
     if files.header is None:
         return contextlib.nullcontext()
-    from . import gguf_model
-
-    return gguf_model.quick_gguf(files.header)
+    return quick_gguf(files.header)
 
 
 @contextlib.contextmanager

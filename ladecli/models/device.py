@@ -69,7 +69,6 @@ class Rates:
 
     bandwidth: float  # bytes of memory
     arithmetic: float  # dense operations in the type of the products; a sum is one as well
-    source: str
 
 
 def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:
@@ -110,11 +109,6 @@ def detect(name: str = "auto") -> Device:
     if kind == "mps":
         raise UsageError(_NO_MPS)
     return replace(_processor(), threads=torch.get_num_threads())
-
-
-def glance() -> Device:
-    """Return the device that models run on by default, without torch if it is the processor."""
-    return predict_device() or detect()
 
 
 def predict_device(name: str = "auto") -> Device | None:

@@ -31,6 +31,7 @@ from .model_files import (
     require_gguf,
     snapshot_within,
     stored_tensors,
+    weight_files,
 )
 
 DEMO = "demo"
@@ -54,7 +55,8 @@ class ModelFiles:
     gguf: str | None = None  # the name of the GGUF file that holds it
     header: GGUFHeader | None = None  # of that file
     config: Config | None = None  # its config.json
-    tensors: tuple[Tensor, ...] = ()  # in its safetensors files
+    weights: tuple[Path, ...] = ()  # its files of weights, whether they are here or not
+    tensors: tuple[Tensor, ...] = ()  # in those of safetensors that are here
     adapters: tuple[Adapter, ...] = ()  # to be merged into it, in this order
     tokenizer: Path | None = None  # an adapter's folder, whose tokenizer replaces the base's
 
@@ -234,7 +236,8 @@ def _read(files: ModelFiles) -> ModelFiles:
     if absent and not in_cache:  # the rest of a model in the cache is downloaded
         raise LoadError(f"{name} {absent}")
     with naming(name):
-        return replace(files, config=config, tensors=tuple(stored_tensors(folder)))
+        weights = tuple(weight_files(folder))
+        return replace(files, config=config, weights=weights, tensors=stored_tensors(weights))
 
 
 def read_downloaded(files: ModelFiles, path: Path) -> ModelFiles:

@@ -167,12 +167,7 @@ def spec_of(
     latent = rank + text.qk_rope_head_dim if rank else None
     configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
     widths = [getattr(part, "head_dim", None) or text.hidden_size // heads for part in configs]
-    cached = 0
-    if getattr(text, "num_attention_heads", None):
-        # In transformers' cache for the family, other layers have a recurrent state alone.
-        for width, layer in zip_longest(widths, DynamicCache(config=text).layers[: len(widths)]):
-            if layer is None or hasattr(layer, "get_mask_sizes"):
-                cached += latent or 2 * kv_heads * width
+    cached = [latent or 2 * kv_heads * width for width in _cached_widths(text, widths)]
     return ModelSpec(
         parameters=float(total),
         active=total - unused,
@@ -189,8 +184,17 @@ def spec_of(
         # Weights that are quantised already are not packed again.
         linear=float(linear) if quantization is None else 0.0,
         latent=latent,
-        cached=float(cached),
+        cached=float(sum(cached)),
     )
+
+
+def _cached_widths(text: Any, widths: Sequence[int]) -> list[int]:
+    """Return the sizes of heads of those layers that cache keys, out of those of all layers."""
+    if not getattr(text, "num_attention_heads", None):
+        return []
+    # In transformers' cache for the family, other layers have a recurrent state alone.
+    layers = zip_longest(widths, DynamicCache(config=text).layers[: len(widths)])
+    return [w for w, layer in layers if layer is None or hasattr(layer, "get_mask_sizes")]
 
 
 def _key_heads(text: Any, heads: int) -> int:

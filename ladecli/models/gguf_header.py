@@ -5,13 +5,16 @@ Every count, length and offset is checked against the size of the file before it
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..errors import LoadError
@@ -19,43 +22,16 @@ from ..errors import LoadError
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """The formats of `struct` for the types of numbers in the settings."""
 _STRING, _ARRAY = 8, 9
-_BLOCKS = {
-    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20)},
-    **{6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40)},
-    **{10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144)},
-    **{13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292)},
-    **{16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98)},
-    **{19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110)},
-    **{22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2)},
-    **{26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56)},
-    **{30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66)},
-    **{39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18)},
-}
-"""Types of tensors by number: the name, and how many weights are in how many bytes."""
 _NOT_UNPACKED = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
 """Types that the package gguf knows, but does not turn into numbers."""
 _PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
 """The name of a part of a split file."""
-_LIMITS = {
-    "block_count": (1, 1000),
-    **dict.fromkeys(("context_length", "rope.scaling.original_context_length"), (1, 2**28)),
-    **dict.fromkeys(("embedding_length", "vocab_size", "attention.head_count"), (1, 2**31)),
-    **dict.fromkeys(("attention.head_count_kv", "attention.key_length"), (1, 2**31)),
-    **dict.fromkeys(("rope.dimension_count", "attention.sliding_window"), (0, 2**31)),
-}
-"""Whole numbers: the least and the most that is no damage."""
-_POSITIVE = ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor")
 _SIZES = {
     "embedding_length": ("token_embd.weight", 1),
     "vocab_size": ("token_embd.weight", 0),
     "feed_forward_length": ("blk.0.ffn_down.weight", 1),
 }
 """Settings that a dimension of a tensor repeats."""
-_HEADS = {
-    "attention.head_count": "blk.0.attn_q.weight",
-    "attention.head_count_kv": "blk.0.attn_k.weight",
-}
-"""Numbers of heads, and the tensors whose rows they share."""
 
 
 class GGUFArray(NamedTuple):
@@ -243,24 +219,27 @@ class _Reader:
         return GGUFHeader(path, stated, moved)
 
     def tensor(self) -> GGUFTensor:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
         name, dimensions = self.string(), self.number("I")
         if not 1 <= dimensions <= 4:
             raise _damaged(f"{name} has {dimensions} dimensions")
         shape = tuple(self.number("Q") for _ in range(dimensions))
         number, start = self.number("I"), self.number("Q")
-        if number not in _BLOCKS:
-            raise LoadError(f"has {name} in type {number}, which is not known here")
-        kind, weights, size = _BLOCKS[number]
-        if kind in _NOT_UNPACKED:
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError as error:
+            raise LoadError(f"has {name} in type {number}, which is not known here") from error
+        if kind.name in _NOT_UNPACKED:
             raise LoadError(
-                f"has {name} in {kind}, which cannot be unpacked here; take a file in another type,"
-                " such as Q8_0"
+                f"has {name} in {kind.name}, which cannot be unpacked here; take a file in another"
+                " type, such as Q8_0"
             )
+        weights, block = GGML_QUANT_SIZES[kind]  # so many weights are in so many bytes
         if min(shape) < 1 or shape[0] % weights:
             raise _damaged(f"{name} has the shape {list(shape)}")
-        return GGUFTensor(
-            Path(), name, shape[::-1], kind, start, math.prod(shape) // weights * size
-        )
+        size = math.prod(shape) // weights * block
+        return GGUFTensor(Path(), name, shape[::-1], kind.name, start, size)
 
 
 def parts_of(name: str) -> list[str]:
@@ -298,40 +277,58 @@ def first_part(names: list[str]) -> list[str]:
 
 
 def _check_settings(header: GGUFHeader) -> None:
-    """Refuse values that no model has; LoadError names the setting."""
+    """Refuse sizes that are not those of the tensors; LoadError names the setting."""
     if not header.architecture:
         raise _damaged("general.architecture is not stated")
-    for name, why in _odd_settings(header):
-        key = name if name in header.settings else f"{header.architecture}.{name}"
-        raise LoadError(f"is damaged: {key} is {header.settings[key]!r}, {why}")
-
-
-def _odd_settings(header: GGUFHeader) -> Iterator[tuple[str, str]]:
-    """Yield the settings that make no sense, each with the reason."""
-    tensors = header.tensors
-    names = (*_LIMITS, *_SIZES, *_POSITIVE)
-    stated = {name: value for name in names if (value := header.get(name)) is not None}
-    for name, (least, most) in _LIMITS.items():
-        value = stated.get(name, least)
-        if type(value) is not int or not least <= value <= most:
-            yield name, f"and not a whole number from {least} to {most}"
-    for name in _POSITIVE:
-        value = stated.get(name, 1)
-        if not (isinstance(value, int | float) and 0 < value < math.inf):
-            yield name, "and not a number above 0"
-    layers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
-    if layers and stated.get("block_count", 0) > len(layers):
-        yield "block_count", f"but there are tensors of {len(layers)}"
+    layers = len({name.split(".")[1] for name in header.tensors if name.startswith("blk.")})
+    # Building a model of a million layers would take forever.
+    if layers and (header.get("block_count") or 0) > layers:
+        raise _odd(header, "block_count", f"there are tensors of {layers}")
     for name, (tensor, axis) in _SIZES.items():
-        shape = tensors[tensor].shape if tensor in tensors else ()
-        if shape and (len(shape) != 2 or stated.get(name, shape[axis]) != shape[axis]):
-            yield name, f"but {tensor} has the shape {list(shape)}"
-    for name, tensor in _HEADS.items():
-        if tensor in tensors and tensors[tensor].shape[0] % stated.get(name, 1):
-            yield name, f"but {tensor} has {tensors[tensor].shape[0]} rows"
-    tokens = header.tokenizer("tokens")
-    known = tokens.length if isinstance(tokens, GGUFArray) else 0
-    for name in ("bos", "eos", "unknown", "padding"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        if (value := header.settings.get(key)) is not None and value not in range(known):
-            yield key, f"but there are {known} tokens"
+        shape = header.tensors[tensor].shape if tensor in header.tensors else ()
+        if shape and (len(shape) != 2 or (header.get(name) or shape[axis]) != shape[axis]):
+            raise _odd(header, name, f"{tensor} has the shape {list(shape)}")
+
+
+def _odd(header: GGUFHeader, name: str, why: str) -> LoadError:
+    return LoadError(f"is damaged: {header.architecture}.{name} is {header.get(name)!r}, but {why}")
+
+
+@contextlib.contextmanager
+def quick_gguf(header: GGUFHeader) -> Iterator[None]:
+    """Spare transformers what takes the package gguf ten seconds each time: to read the header, for
+    the configuration, the tokenizer and the weights, and to make a table of names per module."""
+    import gguf
+
+    quick = {
+        "GGUFReader": partial(_PackageReader, header),
+        "get_tensor_name_map": cache(gguf.get_tensor_name_map),
+    }
+    usual = {name: getattr(gguf, name) for name in quick}
+    vars(gguf).update(quick)
+    try:
+        yield
+    finally:
+        vars(gguf).update(usual)
+
+
+class _PackageReader:
+    """A GGUF file as transformers expects it from the package gguf."""
+
+    def __init__(self, header: GGUFHeader, path: str) -> None:
+        self.fields = {
+            key: _field(header, value)
+            for key, value in header.settings.items()
+            if ".rope.scaling." not in key  # which transformers misreads for gpt-oss
+        }
+        self.tensors = [SimpleNamespace(name=name) for name in header.tensors]
+
+
+def _field(header: GGUFHeader, value: Any) -> SimpleNamespace:
+    """A setting as the package gguf has it: parts, which of them count, and types."""
+    if isinstance(value, GGUFArray):
+        types, values = [9, value.kind], header.values(value)
+    else:
+        types, values = [{bool: 7, int: 11, float: 12, str: 8}[type(value)]], [value]
+    parts = [one.encode() if isinstance(one, str) else (one,) for one in values]
+    return SimpleNamespace(parts=parts, data=range(len(parts)), types=types)

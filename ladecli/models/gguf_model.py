@@ -5,19 +5,16 @@ The configuration and the tokenizer that transformers made of the file are compl
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import LoadError
-from .gguf_header import GGUFArray, GGUFHeader, GGUFTensor
+from .gguf_header import GGUFHeader, GGUFTensor, quick_gguf
 
 _PLAIN = {
     "attention.sliding_window": "sliding_window",
@@ -40,25 +37,23 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def _words(numbers: str, letters: str = r"\p{L}", line: str = r"[\r\n]*") -> str:
+def _words(numbers: str, letters: str = r"\p{L}") -> str:
     """The cut of Llama 3, Qwen and their kin: words with a sign before them, then numbers."""
     other = rf"[^\s{letters}\p{{N}}]"
-    return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?{other}+{line}" + _END
+    return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?{other}+[\r\n]*" + _END
 
 
-def _cased(numbers: str, suffix: str = "", minus: str = "", line: str = "[\r\n/]*") -> str:
+def _cased(numbers: str, suffix: str = "") -> str:
     """The cut of GPT-4o, Tekken and their kin: words end where small letters meet large ones."""
-    upper, lower = f"[{_UPPER}{minus}]", f"[{_LOWER}{minus}]"
+    upper, lower = f"[{_UPPER}]", f"[{_LOWER}]"
     start = r"[^\r\n\p{L}\p{N}]?"
     return (
         f"{start}{upper}*{lower}+{suffix}|{start}{upper}+{lower}*{suffix}"
-        rf"|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{line}" + _END
+        rf"|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" + _END
     )
 
 
-_BLOOM = " ?[^(\\s|.,!?…。\uff0c、।\u06d4،)]+"
 _SIGNS = r"!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~"
-_HAN = r"&&[^\p{Han}]"
 _SPLITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx"
@@ -70,13 +65,8 @@ _SPLITS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (_words(r"\p{N}"),),
     ),
     ("qwen35", (_words(r"\p{N}", r"\p{L}\p{M}"),)),
-    (
-        "seed-coder",
-        (_words(r"\p{N}", line="").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{N}\r\n]"),),
-    ),
     ("tekken", (_cased(r"\p{N}"),)),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", (_cased(r"\p{N}{1,3}", f"{_SUFFIX}?"),)),
-    ("kimi-k2", (r"\p{Han}+|" + _cased(r"\p{N}{1,3}", f"{_SUFFIX}?", _HAN, r"[\r\n]*"),)),
     (
         "deepseek-v3 hunyuan-dense joyai-llm",
         (
@@ -103,8 +93,6 @@ _SPLITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("starcoder refact command-r smollm codeshell exaone minerva-7b", (r"\p{N}", _GPT2)),
     ("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
-    ("bloom poro-chat gpt3-finnish", (_BLOOM,)),
-    ("viking", (_BLOOM, r"\p{N}")),
 )
 """How texts are cut before pairs are merged, by the names of `tokenizer.ggml.pre`."""
 CUTS = {name: cut for names, cut in _SPLITS for name in names.split()}
@@ -231,6 +219,10 @@ def _scaling(header: GGUFHeader, config: Any) -> dict[str, Any]:
     return {"rope_type": "yarn", "factor": factor, **more}
 
 
+Change: TypeAlias = Callable[[GGUFTensor, Any, dict[str, Any]], Any]
+"""Returns the numbers of a tensor as the model has them; None if it put them among those parsed."""
+
+
 class StoredWeight:
     """A weight of a model, whose rows are unpacked as they are read.
 
@@ -246,7 +238,7 @@ class StoredWeight:
     def __init__(
         self,
         parts: list[GGUFTensor],
-        change: Callable[[GGUFTensor, Any, dict[str, Any]], Any],
+        change: Change,
         shape: Sequence[int],
         on_read: Callable[[int], None],
     ) -> None:
@@ -287,6 +279,31 @@ class StoredWeight:
         return gguf.dequantize(data, gguf.GGMLQuantizationType[part.kind])
 
 
+def _names_and_changes(header: GGUFHeader, model: Any) -> tuple[dict[str, str], Change]:
+    """Return what a model calls the weights of a file, by their names there, and the function that
+    gives their numbers the order that transformers has."""
+    from transformers import modeling_gguf_pytorch_utils as loader
+
+    kind = loader.TENSOR_PROCESSORS.get(header.architecture, loader.TensorProcessor)
+    processor = kind(config=model.config.to_dict())
+    try:
+        with quick_gguf(header):
+            names = loader.get_gguf_hf_weights_map(model, processor)
+    except NotImplementedError as error:
+        raise LoadError(
+            f"{header.path.name}: transformers has no names for the weights of a"
+            f" {header.architecture}"
+        ) from error
+
+    def change(part: GGUFTensor, numbers: Any, parsed: dict[str, Any]) -> Any:
+        done = processor.process(
+            numbers, part.name, tensor_key_mapping=names, parsed_parameters=parsed
+        )
+        return None if done.name is None else done.weights
+
+    return names, change
+
+
 def stored_weights(
     header: GGUFHeader,
     model: Any,
@@ -300,39 +317,22 @@ def stored_weights(
     `on_share` is called with the share of the tensors that was read, as reading goes on; with
     `eight` bits, of all but the embedding, whose rows are read later.
     """
-    from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.integrations.gguf import is_gguf_arch_supported
 
-    family = header.architecture
-    if is_gguf_arch_supported(family):
+    if is_gguf_arch_supported(header.architecture):
         if header.files > 1:
+            file = header.path.name
             raise LoadError(
-                f"{header.path.name} is split, and transformers reads a {family} whole; join it:"
-                f" llama-gguf-split --merge {header.path.name} whole.gguf"
+                f"{file} is split, and transformers reads a {header.architecture} whole; join it:"
+                f" llama-gguf-split --merge {file} whole.gguf"
             )
         return {}
-    kind = loader.TENSOR_PROCESSORS.get(family, loader.TensorProcessor)
-    processor = kind(config=model.config.to_dict())
-    try:
-        with quick_gguf(header):
-            names = loader.get_gguf_hf_weights_map(model, processor)
-    except NotImplementedError as error:
-        raise LoadError(
-            f"{header.path.name}: transformers has no names for the weights of a {family}"
-        ) from error
-
-    def change(part: GGUFTensor, numbers: Any, parsed: dict[str, Any]) -> Any:
-        """Return numbers as the model has them; None if they were put among those parsed."""
-        done = processor.process(
-            numbers, part.name, tensor_key_mapping=names, parsed_parameters=parsed
-        )
-        return None if done.name is None else done.weights
-
+    names, change = _names_and_changes(header, model)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     parts: dict[str, list[GGUFTensor]] = {}
     for tensor in header.tensors.values():
         name = names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight"))
-        if name in shapes:
+        if name and name in shapes:
             parts.setdefault(name, []).append(tensor)
     later, read = ("token_embd.weight",) if eight else (), 0
     total = sum(tensor.size for name, tensor in header.tensors.items() if name not in later)
@@ -394,43 +394,3 @@ def complete_tokenizer(header: GGUFHeader, tokenizer: Any) -> None:
         backend.decoder = decoders.Sequence([*plain, *strip])
     if len(header.chat_templates) > 1:
         tokenizer.chat_template = header.chat_templates
-
-
-@contextlib.contextmanager
-def quick_gguf(header: GGUFHeader) -> Iterator[None]:
-    """Spare transformers what takes the package gguf ten seconds each time: to read the header, for
-    the configuration, the tokenizer and the weights, and to make a table of names per module."""
-    import gguf
-
-    quick = {
-        "GGUFReader": partial(_Reader, header),
-        "get_tensor_name_map": cache(gguf.get_tensor_name_map),
-    }
-    usual = {name: getattr(gguf, name) for name in quick}
-    vars(gguf).update(quick)
-    try:
-        yield
-    finally:
-        vars(gguf).update(usual)
-
-
-class _Reader:
-    """A GGUF file as transformers expects it from the package gguf."""
-
-    def __init__(self, header: GGUFHeader, path: str) -> None:
-        self.fields = {
-            key: _field(header, value)
-            for key, value in header.settings.items()
-            if ".rope.scaling." not in key  # which transformers misreads for gpt-oss
-        }
-        self.tensors = [SimpleNamespace(name=name) for name in header.tensors]
-
-
-def _field(header: GGUFHeader, value: Any) -> SimpleNamespace:
-    """A setting as the package gguf has it: parts, which of them count, and types."""
-    if isinstance(value, GGUFArray):
-        types, values = [9, value.kind], header.values(value)
-    else:
-        types, values = [{bool: 7, int: 11, float: 12, str: 8}[type(value)]], [value]
-    parts = [one.encode() if isinstance(one, str) else (one,) for one in values]
-    return SimpleNamespace(parts=parts, data=range(len(parts)), types=types)

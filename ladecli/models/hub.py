@@ -29,7 +29,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from ..errors import LoadError
 from ..files import expanded
-from .model_files import ADAPTER, snapshot_within, version
+from .model_files import ADAPTER, version
 
 _OFFLINE = "{name} is not on this machine, and {why}{near}"
 _PROMPT = "; a prompt stands behind it in lade chat, behind --prompt in lade generate"
@@ -235,9 +235,6 @@ def no_tokenizer(name: str) -> str:
 
 def suggest(name: str) -> str:
     """Return the end of an error line: models on this machine with a similar name."""
-    root = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
-    if (snapshot := snapshot_within(root)) != root:
-        return f"; but its revision {snapshot.name} is: use --revision {snapshot.name}"
     known = ["demo", *(model.name for model in cached_models() if model.folder)]
     with contextlib.suppress(OSError):
         siblings = expanded(name).parent.iterdir()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -24,14 +23,11 @@ from ..decoder.backends.transformers_forward import input_device
 from ..decoder.faults import is_out_of_memory, reason_of
 from ..errors import LoadError
 from ..generation_config import AnswerDefaults, AsStated, leave_out
-from . import checkpoint, hub, memory, model_files, placement
+from . import checkpoint, hub, memory, placement
 from .adapters import Adapter
 from .describe import empty_model, loading, merging, model_class, own_code, reading
 from .fit import PlannedModel, values_of
 from .memory import FULL
-
-GROWTH = 1000.0
-"""How many times as long a tokenizer may make a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +52,10 @@ def check_weights(planned: PlannedModel) -> list[str]:
         LoadError: they do not, or transformers would refuse code in pickled ones.
     """
     files = planned.files
-    paths = model_files.weight_files(files.folder) if files.folder is not None else []
-    _refuse_code(paths)
+    _refuse_code(files.weights)
     # Other formats are unpacked as they are read, and what lacks would be downloaded.
-    headed = bool(paths) and all(path.suffix == ".safetensors" and path.is_file() for path in paths)
+    here = (path.suffix == ".safetensors" and path.is_file() for path in files.weights)
+    headed = bool(files.weights) and all(here)
     plain = getattr(planned.config, "quantization_config", None) is None
     if not headed or not plain or files.gguf or planned.fp8_block or not find_spec("accelerate"):
         return []
@@ -67,7 +63,7 @@ def check_weights(planned: PlannedModel) -> list[str]:
         return _from_pretrained(planned, dtype="auto", device_map="meta")[1]
 
 
-def _refuse_code(paths: Sequence[Path]) -> None:
+def _refuse_code(paths: Iterable[Path]) -> None:
     """Refuse pickled weights that contain code with a LoadError."""
     for path in paths:
         # An old format, or a damaged file: loading finds out.
@@ -165,7 +161,6 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
             raise LoadError(f"{name} has a {kind}, which is no tokenizer of one text")
         if len(tokenizer) == len(tokenizer.get_added_vocab()):  # transformers found no file
             raise LoadError(hub.no_tokenizer(name))
-        _check_growth(name, tokenizer)
         if files.header is not None and files.tokenizer is None:
             from . import gguf_model
 
@@ -177,27 +172,6 @@ def _tokenizer(planned: PlannedModel, progress: bool = True) -> Any:
                 template = json.loads(Path(path).read_text("utf-8"))["chat_template"]
                 tokenizer.chat_template = template
         return tokenizer
-
-
-def _check_growth(name: str, tokenizer: Any) -> None:
-    """Refuse a tokenizer whose replacements, one after the other, make a text so long that it
-    fills the memory."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    for part in (getattr(fast, "normalizer", None), getattr(fast, "decoder", None)):
-        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
-        if times > GROWTH:
-            raise LoadError(
-                f"{name} has a tokenizer that makes texts {times:.0e} times as long; take one from"
-                " elsewhere"
-            )
-
-
-def _growth(step: dict[str, Any]) -> float:
-    """Return how many times as long a step of a tokenizer may make a text."""
-    if step.get("type") == "Replace":
-        pattern = step["pattern"].get("String") or "."  # of a regular expression
-        return max(len(step["content"]) / len(pattern), 1.0)
-    return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or ()))
 
 
 def _read_model(
@@ -215,22 +189,24 @@ def _read_model(
     with loading(files, progress), reading(files), hidden:
         keywords = placement.keywords(where, planned.config, planned.dtype, need)
         straight = where.own_int8 and not files.adapters
-        stored = _stored(planned, on_share, straight)
+        stored: dict[str, Any] = {}
+        if files.header is not None:
+            from . import gguf_model
+
+            empty = empty_model(planned.config, files.hub_options)
+            stored = gguf_model.stored_weights(files.header, empty, on_share, eight=straight)
+            if stored and straight:
+                keywords["state_dict"] = _without(stored, empty, planned.dtype)
+            elif stored:  # ranks ask for parts of them
+                whole = where.split > 1
+                keywords["state_dict"] = {k: w[...] if whole else w for k, w in stored.items()}
         # Weights that are quantised here are read as they are stored.
         dtype = "auto" if where.own_int8 and not stored else planned.dtype
-        if stored and where.split > 1:  # parts of them are asked for
-            stored = {name: weight[...] for name, weight in stored.items()}
-        if stored:
-            keywords["state_dict"] = _without(stored, planned) if straight else stored
         model, notices = _from_pretrained(planned, dtype=dtype, **keywords)
         if getattr(model, "quantization_method", None) == "gguf":
             model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
-        if model.can_generate() is False:
-            raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
-        if where.device.kind != "cpu" and not keywords.keys() & {
-            "device_map",
-            "distributed_config",
-        }:
+        placed = {"device_map", "distributed_config"} & keywords.keys()
+        if where.device.kind != "cpu" and not placed:
             model.to(where.device.torch_name)
         model.generation_config, wrong = _generation_config(planned)
         if wrong:
@@ -243,25 +219,11 @@ def _read_model(
         return model.eval(), notices
 
 
-def _stored(
-    planned: PlannedModel, on_share: Callable[[float], None] | None, straight: bool
-) -> dict[str, Any]:
-    """Return the weights of a GGUF file by name; {} without one, or if transformers reads it."""
-    header, files = planned.files.header, planned.files
-    if header is None:
-        return {}
-    from . import gguf_model
-
-    empty = empty_model(planned.config, files.hub_options)
-    return gguf_model.stored_weights(header, empty, on_share, eight=straight)
-
-
-def _without(stored: Mapping[str, Any], planned: PlannedModel) -> dict[str, Any]:
+def _without(stored: Mapping[str, Any], empty: Any, dtype: torch.dtype) -> dict[str, Any]:
     """Return stored weights with blanks, which take no memory, for those that are quantised here
-    straight from the file."""
-    empty = empty_model(planned.config, planned.files.hub_options)
+    straight from the file; `empty` is the model without weights."""
     small = {f"{name}.weight" for name in int8.quantised_parts(empty)}
-    blank = torch.zeros((), dtype=planned.dtype)
+    blank = torch.zeros((), dtype=dtype)
     return {name: blank.expand(w.shape) if name in small else w for name, w in stored.items()}
 
 
@@ -274,7 +236,7 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
     files, config = planned.files, planned.config
     name, hub_options = files.base, files.hub_options
     source: str | None = files.source
-    _refuse_code(model_files.weight_files(files.folder) if files.folder else [])
+    _refuse_code(files.weights)
     if own_code(config, hub_options):
         maker: Any = transformers.AutoModelForCausalLM
     else:
@@ -309,7 +271,7 @@ def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[
         )
     if not unknown:
         return model, []
-    return model, [*checkpoint.check_unread(name, model, unknown, files.folder)]
+    return model, [*checkpoint.check_unread(name, model, unknown, files.weights)]
 
 
 def _merged(model: Any, adapter: Adapter, base: str) -> Any:

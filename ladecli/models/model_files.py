@@ -6,17 +6,16 @@ import contextlib
 import json
 import math
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from ..errors import LoadError
-from ..files import is_device, read, read_text
+from ..files import read, read_text
 from .gguf_header import GGUFHeader, read_header
 
 GENERATION = "generation_config.json"
@@ -40,14 +39,12 @@ _ALIASES = {
     "dtype": ("torch_dtype",),
 }
 """What families call the settings that transformers knows by one name."""
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 """Settings that every decoder has, and that are at least 1."""
 _BY_LAYER = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """Sizes that may be a list, with one for each layer."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
-_MOST_LABELS = 10**6
-"""Transformers makes a name for each of a configuration's labels, which texts do not need."""
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
@@ -106,31 +103,15 @@ class Config:
         return Config({**self.stated, **text}) if isinstance(text, dict) else self
 
     @property
-    def other_purpose(self) -> str | None:
-        """What the model is instead of one that continues texts; None if it is one.  Embedding
-        models are common, and would load with weights missing."""
-        names = self.stated.get("architectures") or []
-        if "AutoModelForCausalLM" in str(self.stated.get("auto_map")):  # code of its own
-            return None
-        if not names or any(part in str(names) for part in _GENERATES):
-            return None
-        return f"is not a causal language model but a {str(names).strip(chr(39) + '[]')}"
-
-    @property
     def fault(self) -> str | None:
         """A size that no model has, or None."""
         text = self.get_text_config()
-        for name in dict.fromkeys((*SIZES, *_BY_LAYER)):
+        for name in (*_SIZES, *_BY_LAYER):
             size = getattr(text, name, 1)
             most = _MOST_LAYERS if name == "num_hidden_layers" else size
-            if isinstance(size, list) and name in _BY_LAYER:
-                continue
-            if not (isinstance(size, int) and 1 <= size <= most):
+            by_layer = isinstance(size, list) and name in _BY_LAYER
+            if not (by_layer or (isinstance(size, int) and 1 <= size <= most)):
                 return f"config.json is damaged ({name} is {size!r})"
-        for part in (self.stated, *self.stated.values()):
-            labels = part.get("num_labels") if isinstance(part, dict) else None
-            if labels is not None and not (isinstance(labels, int) and labels <= _MOST_LABELS):
-                return f"config.json is damaged (num_labels is {labels!r})"
         quantization = getattr(text, "quantization_config", {})
         if not isinstance(quantization, dict) or not isinstance(
             quantization.get("quant_method") or "", str
@@ -158,8 +139,14 @@ def read_config(name: str, folder: Path) -> Config:
             read_object(folder / file)
         if config.fault:
             raise LoadError(config.fault)
-    if config.other_purpose:
-        raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
+    # Embedding models are common, and would load with weights missing.
+    kinds = str(config.stated.get("architectures") or "")
+    generates = not kinds or any(part in kinds for part in _GENERATES)
+    if not generates and "AutoModelForCausalLM" not in str(config.stated.get("auto_map")):
+        raise LoadError(
+            f"{name} is not a causal language model but a {kinds.strip(chr(39) + '[]')}, so it"
+            " cannot continue a text"
+        )
     return config
 
 
@@ -234,8 +221,6 @@ def missing(folder: Path) -> str | None:
         if (folder / "model_index.json").is_file():
             return "is a diffusion pipeline, not a language model"
         return "holds no config.json; give a folder in Hugging Face format"
-    if odd := no_regular_file(folder):
-        return odd
     try:
         files = weight_files(folder)
     except LoadError as error:
@@ -251,15 +236,6 @@ def missing(folder: Path) -> str | None:
         return "holds no tokenizer; copy tokenizer.json beside the weights"
     if pointers := [path.name for path in (*files, *tokenizers) if is_pointer(path)]:
         return f"holds a Git LFS pointer in place of {pointers[0]}; run git lfs pull in it"
-    return None
-
-
-def no_regular_file(folder: Path) -> str | None:
-    """Say, after the folder's name, that it holds a pipe or a device, whose reader waits or never
-    ends; None if it holds none."""
-    for path in folder.iterdir():
-        if is_device(path) and not path.is_dir():
-            return f"holds {path.name}, which is no regular file; delete it"
     return None
 
 
@@ -325,27 +301,21 @@ def weight_files(folder: Path) -> list[Path]:
         if not (index := read_object(folder / f"{name}.index.json")):
             continue
         try:
-            shards = index["weight_map"].values()
-            if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
-                raise LoadError(f"{name}.index.json names files outside of its folder")
-            if not isinstance(index.get("metadata"), dict):
-                raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
-            return [folder / shard for shard in sorted(set(shards))]
+            files = [folder / shard for shard in sorted({*index["weight_map"].values()})]
         except (KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{name}.index.json is damaged (it names no files)") from error
+        if not isinstance(index.get("metadata"), dict):
+            raise LoadError(f'{name}.index.json has no metadata; add "metadata": {{}} to it')
+        return files
     return []
 
 
-def stored_tensors(folder: Path) -> list[Tensor]:
-    """Return the tensors in those safetensors files of a model that exist; LoadError if a file is
-    damaged."""
+def stored_tensors(paths: Iterable[Path]) -> tuple[Tensor, ...]:
+    """Return the tensors in those files of weights that exist and are safetensors; LoadError if a
+    file is damaged."""
     tensors = []
-    for path in weight_files(folder):
+    for path in paths:
         if path.suffix != ".safetensors" or not os.path.isfile(path):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                # Pickled weights are a zip archive.
-                if file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(path):
-                    raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
             continue
         try:
             with safe_open(path, framework="numpy") as file:
@@ -354,7 +324,7 @@ def stored_tensors(folder: Path) -> list[Tensor]:
                     tensors.append(Tensor(name, part.get_dtype(), math.prod(part.get_shape())))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off") from error
-    return tensors
+    return tuple(tensors)
 
 
 def stored_type(tensors: Iterable[Tensor]) -> str | None:

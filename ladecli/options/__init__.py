@@ -14,7 +14,7 @@ from .declare import Options
 COMMANDS = {
     "chat": ("answer.ChatRequest", "chat.run"),
     "generate": ("answer.GenerateRequest", "commands.generate.run"),
-    "serve": ("answer.ServeRequest", "serve.command.run"),
+    "serve": ("commands.ServeRequest", "serve.command.run"),
     "replay": ("commands.ReplayRequest", "trace.replay.run"),
     "bench": ("commands.BenchRequest", "bench.command.run"),
     "verify": ("commands.VerifyRequest", "bench.verify.run"),

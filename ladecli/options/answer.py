@@ -20,7 +20,6 @@ prompt_option = partial(option, "Prompt")
 length_option = partial(option, "Length")
 output_option = partial(option, "Output")
 _sample = partial(option, "Sampling")
-_serve = partial(option, "Serving")
 KEEP_MEMORY = "2GiB"
 """Memory for the keys of earlier texts, in a chat and in a server."""
 
@@ -381,58 +380,3 @@ class ChatRequest(FileOptions, RankedOptions):
                 " to chat with it all the same"
             )
         return choice
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeRequest(DraftFileOptions, RankedOptions):
-    """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1.
-
-    Requests are answered one at a time; options hold unless a request says otherwise.
-    """
-
-    max_new_tokens: int | None = length_option(
-        "Maximum number of new tokens of an answer, unless its request says otherwise.",
-        "-n",
-        default=4096,
-        least=1,
-    )
-    host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")
-    port: int = _serve("Port to listen at; 0 is any free one.", default=8000, least=0, most=65535)
-    served_name: str | None = _serve(
-        "Name of the model for clients; default: MODEL itself.",
-        "--name",
-        metavar="NAME",
-        lasting=False,
-    )
-    api_key: str | None = _serve(
-        "Key that clients must send; better in LADE_API_KEY, which other users cannot see.",
-        metavar="KEY",
-        secret=True,
-    )
-    cors: list[str] | None = _serve(
-        "Origin of web pages that may ask, such as http://localhost:3000; * is all. Can be"
-        " repeated.",
-        metavar="ORIGIN",
-    )
-    keep_memory: str = _serve(
-        "Memory for keys of earlier conversations, such as 500MB or 2GiB; 0 keeps none.",
-        default=KEEP_MEMORY,
-        metavar="SIZE",
-    )
-    queue: int = _serve(
-        "Maximum number of requests that wait; further ones are refused.", default=16, least=1
-    )
-    client_timeout: float = _serve(
-        "Seconds that a client may take to send a request, or to read on.", default=30.0, least=0.1
-    )
-
-    def _check(self) -> None:
-        super()._check()
-        bytes_in(self.keep_memory)
-        for origin in self.cors or ():
-            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+", origin):
-                raise UsageError(
-                    f"cors {origin} is no origin of web pages; write it as http://localhost:3000"
-                )
-        if self.api_key == "":
-            raise UsageError("api-key is empty; give a key, or leave it out")

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..models.memory import ModelSpec
 from . import user
 from .derive import derive, for_experts
-from .schema import Profile, Setting, dump, parse
+from .schema import Profile, Setting, dump, fitting, parse
 
 if TYPE_CHECKING:
     from ..models.device import Device
@@ -46,9 +46,7 @@ class Choice:
 
     profile: str
     lookahead: LookaheadConfig
-    origin: str  # where they are from, in one line: "measured: ...", "derived: ..."
     paper: LookaheadConfig  # for the paper's algorithm; the trajectory is its only source
-    paper_origin: str
     notices: tuple[str, ...] = ()
     named: bool = False  # whether the user named it, so that it holds as it is written
 
@@ -211,28 +209,18 @@ def choose(
     """
     if captured is None:
         captured = profile.name != _BY_KIND["mps"]
-    setting = profile.setting(spec)
+    setting = fitting(profile.settings, spec)
     if setting is not None:
-        lookahead, origin = setting.lookahead, setting.origin
+        lookahead = setting.lookahead
         if spec.active < spec.parameters:
             cost = for_experts(lookahead.step_cost, spec)
             lookahead = replace(lookahead, step_cost=cost)
     else:
         assert profile.hardware is not None  # the schema: hardware, or settings for every model
-        rates = profile.hardware.rates_for(spec.compute)
-        lookahead = derive(rates, spec, captured=captured)
-        speeds = f"{rates.bandwidth / 1e9:.0f} GB/s and {tera(rates.arithmetic)} TFLOP/s"
-        origin = f"derived: from {speeds} ({rates.source})"
-    paper = profile.paper(spec) or (known.paper(spec) if known else None) or _PAPER
+        lookahead = derive(profile.hardware.rates_for(spec.compute), spec, captured=captured)
+    paper = fitting((*profile.papers, *(known.papers if known else ())), spec) or _PAPER
     trajectory = LookaheadConfig(paper.window, paper.ngram, paper.guesses, sources=("trajectory",))
-    return Choice(
-        profile=profile.name,
-        lookahead=lookahead,
-        origin=origin,
-        paper=trajectory,
-        paper_origin=paper.origin,
-        notices=tuple(notices),
-    )
+    return Choice(profile.name, lookahead, trajectory, tuple(notices))
 
 
 def summarise(lookahead: LookaheadConfig) -> str:
@@ -240,8 +228,3 @@ def summarise(lookahead: LookaheadConfig) -> str:
     window = f"W={lookahead.window} N={lookahead.ngram} G={lookahead.guesses}, "
     rest = f"budget {lookahead.step_limit}, {'+'.join(lookahead.sources)}"
     return f"{window if 'trajectory' in lookahead.sources else ''}{rest}"
-
-
-def tera(rate: float) -> str:
-    """A rate in units of 10^12 per second, to three digits or to one."""
-    return f"{rate / 1e12:.3g}" if rate < 1e14 else f"{rate / 1e12:.0f}"

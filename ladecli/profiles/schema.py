@@ -41,12 +41,7 @@ class Hardware(_Table):
     def rates_for(self, compute: str) -> Rates:
         """The rates of models that compute in a type; the lowest for a type without units."""
         rates = (rate for kind, rate in self.rates.items() if kind == compute)
-        return Rates(self.bandwidth, next(rates, min(self.rates.values())), self.source)
-
-    @property
-    def half(self) -> str:
-        """The 16-bit type that models have here: bfloat16, but where only float16 has units."""
-        return "float16" if "float16" in self.rates and "bfloat16" not in self.rates else "bfloat16"
+        return Rates(self.bandwidth, next(rates, min(self.rates.values())))
 
 
 class Setting(_Table):
@@ -103,20 +98,13 @@ class Profile(_Table):
             )
         return self
 
-    def setting(self, spec: ModelSpec) -> Setting | None:
-        """The explicit setting for a model, if there is one."""
-        return _fitting(self.settings, spec)
-
-    def paper(self, spec: ModelSpec) -> Setting | None:
-        """The paper's setting for a model, if there is one."""
-        return _fitting(self.papers, spec)
-
     def as_file(self) -> dict[str, Any]:
         """The tables of the file."""
         return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
 
 
-def _fitting(settings: Iterable[Setting], spec: ModelSpec) -> Setting | None:
+def fitting(settings: Iterable[Setting], spec: ModelSpec) -> Setting | None:
+    """The first of some settings that is for a model; None if there is none."""
     for each in settings:
         typed = not each.weights or spec.weights in each.weights
         if typed and spec.parameters <= each.up_to_parameters:

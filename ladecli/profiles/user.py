@@ -1,4 +1,4 @@
-"""Profiles of the user's own, and how devices, versions and sizes are spelt."""
+"""Profiles of the user's own, and how devices and versions are spelt."""
 
 from __future__ import annotations
 
@@ -70,13 +70,3 @@ def key_of(device: Device) -> str:
     if device.kind != "cpu":
         return device.label
     return f"{device.label}, {counted(device.threads, 'thread')}"
-
-
-def short(parameters: float) -> str:
-    """A number of parameters for people: 260K, 3.1M, 7B."""
-    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        # Half a step earlier, so that no size is 1000 of a unit.
-        if parameters >= 0.9995 * scale:
-            number = parameters / scale
-            return f"{number:.{0 if number >= 9.95 else 1}f}".removesuffix(".0") + unit
-    return f"{parameters:.0f}"

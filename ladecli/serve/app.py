@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from ..errors import flaw, one_line
-from ..options.answer import ServeRequest
+from ..options.commands import ServeRequest
 from .forms import ChatForm, Form, TextForm, joined
 from .messages import MessagesBody, MessagesForm
 from .responses import ResponseForm, ResponsesBody

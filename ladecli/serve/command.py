@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..decoder.backends.quiet import LOG
 from ..errors import UsageError
-from ..options.answer import ServeRequest
+from ..options.commands import ServeRequest
 from ..session import opening, pool_file
 from ..view.terminal import Terminal, ctrl_c, heeded
 

@@ -23,7 +23,8 @@ from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankErro
 from ..errors import UsageError, describe_error, one_line
 from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
-from ..options.answer import ServeRequest, TemplateChoice, bytes_in
+from ..options.answer import TemplateChoice, bytes_in
+from ..options.commands import ServeRequest
 from ..session import opening
 from ..session.chat_template import ChatMessage
 from ..session.grammar import Grammar

@@ -23,6 +23,14 @@ QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
 TWO = ("--strategies", "autoregressive,lookahead")
 PAPER = {"window": 7, "ngram": 5, "guesses": 7, "sources": "trajectory"}
 ALL = STRATEGIES[:-1]  # the last one compiles
+KEYS = (
+    "schema created seconds interrupted reference machine model conditions contenders runs skipped"
+    " failures time_spent"
+)
+RUN_KEYS = (
+    "contender row category turn repeat prompt_tokens prompt_digest tokens first_tokens steps fed"
+    " first_seconds step_seconds accepted peak_memory reason digest"
+)
 ROWS = (
     {"id": "one", "category": "prose", "prompt": "Once upon a time there was"},
     {"id": "two", "category": "code", "prompt": "def f(x):\n    return f(x)\ndef f(x):"},
@@ -56,6 +64,9 @@ def test_all_strategies_side_by_side(bench: Any, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     result = done.json()
     assert result["schema"] == SCHEMA == "lade-bench/1"
+    assert result.keys() == {*KEYS.split()}
+    assert result["runs"][0].keys() == {*RUN_KEYS.split()}
+    assert result["contenders"][0].keys() == {"name", "strategy", "settings"}
     settings = {c["name"]: c["settings"] for c in result["contenders"]}
     assert [*settings] == list(ALL)
     assert settings["lookahead"] == {"budget": 24, "sources": "context+recycled"}

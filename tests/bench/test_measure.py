@@ -56,13 +56,6 @@ def measure(runners: list[FakeRunner], rows: int = 1, turns: int = 1, repeats: i
     return measured
 
 
-def test_a_run_holds_what_the_answer_said() -> None:
-    (run,) = measure([FakeRunner("a")]).runs
-    assert (run.contender, run.row, run.turn, run.repeat) == ("a", "row-0", 1, 1)
-    assert (run.tokens, run.first_tokens, run.steps, run.fed) == (3, 1, 3, 5)
-    assert (run.first_seconds, run.step_seconds, run.decoded) == (0.5, (0.2, 0.1), 2)
-
-
 def test_methods_take_turns_in_changing_order() -> None:
     def orders() -> list[tuple[str, ...]]:
         runs = measure([FakeRunner(name) for name in "abc"], 12, repeats=2).runs
@@ -100,10 +93,3 @@ def test_a_failure_costs_one_row_of_one_method() -> None:
     assert rows["b"] == ["row-0", "row-2", "row-3"] * 2
     (failure,) = measured.failures
     assert (failure.contender, failure.row, failure.error) == ("b", "row-1", "it broke")
-
-
-def test_the_time_that_is_left_is_known_after_the_first_prompt() -> None:
-    announced: list[float] = []
-    measured = Measurement([FakeRunner("a")], DEVICE, lambda: False, announce=announced.append)
-    measured.run([FakeTask("one"), FakeTask("two")], 2)
-    assert [seconds > 0 for seconds in announced] == [True]

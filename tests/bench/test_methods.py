@@ -15,8 +15,7 @@ from ladecli.options.declare import options_of
 from ladecli.profiles import Choice
 
 DEFAULT = LookaheadConfig(5, 3, 5, 24, ("context",), widths=(1, 8, 24))
-PAPER = LookaheadConfig(7, 5, 7, sources=("trajectory",))
-CHOICE = Choice("test", DEFAULT, {"window": "here"}, PAPER, "published")
+CHOICE = Choice("test", DEFAULT, LookaheadConfig(7, 5, 7, sources=("trajectory",)))
 
 
 def chosen(**asked: Any) -> list[methods.Chosen]:
@@ -29,19 +28,6 @@ def test_all_methods_draw_the_same_random_numbers() -> None:
         made = chosen(temperature=0.7, **asked)
         assert {settings.sampling.seed for _, settings in made} == {0}
     assert {s.sampling.seed for _, s in chosen(temperature=0.7, seed=9)} == {9}
-
-
-def test_a_given_window_is_the_papers_too() -> None:
-    both = "paper,lookahead"
-    assert chosen(budget=16, strategies=both)[0][1].lookahead == PAPER
-    made = {c.name: s.lookahead for c, s in chosen(window=15, guesses=15, strategies=both)}
-    assert (made["paper"].window, made["paper"].ngram, made["paper"].guesses) == (15, 5, 15)
-    assert made["lookahead"].window == 15
-
-
-def test_one_value_in_two_spellings_is_one_cell() -> None:
-    names = [method.name for method, _ in chosen(sweep=["W=3,03"], window=5)]
-    assert names == ["autoregressive", "lookahead W=3"]
 
 
 def test_transformers_generate_does_not_run_on_a_model_that_ranks_share() -> None:

@@ -129,13 +129,3 @@ def test_steps_are_compiled_once_and_give_the_same_text(session: Session, monkey
     finally:
         torch._dynamo.reset()
         del session.stock_model._compiled_call
-
-
-def test_a_longer_text_gets_a_longer_cache(session: Session, compiler: Compiler) -> None:
-    compiled, prompt = runner(session, ON, STOCK_COMPILED, 40), session.encode("a " * 20)
-    compilations = []
-    # 10 tokens and 30 just fit; 50 are too many, and 52 are not any more.
-    for length in (10, 20, 22, 10):
-        assert answered(compiled, prompt[:length]).ids == own(session, prompt[:length], ON)
-        compilations.append(compiler.count)
-    assert compilations == [1, 2, 2, 2]

@@ -54,19 +54,6 @@ def test_a_tokenizer_that_cannot_encode(lade: Any, model_with: Any) -> None:
     assert "tokenizer cannot encode" in lade("generate", folder, "-p", "hi").refused()
 
 
-def explode(folder: Path) -> None:
-    """Put a regular expression into a tokenizer that takes exponential time."""
-    first = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"]
-    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
-    steps = {"type": "Sequence", "pretokenizers": [split | {"invert": False}, first]}
-    stating("tokenizer.json", pre_tokenizer=steps)(folder)
-
-
-def test_a_regular_expression_that_explodes(model_with: Any, capfd: Any) -> None:
-    code = entry(["generate", model_with(explode), "-p", "x" * 40])
-    assert "tokenizer cannot encode" in Result(code, *capfd.readouterr()).refused()
-
-
 @pytest.mark.parametrize(
     "template",
     [[5], [None], [["a", "b"]], [{"name": "default"}], [{"template": "a"}], 5, True]
@@ -101,3 +88,16 @@ def test_ctrl_c_ends_what_does_not_come_to_an_end(
     began = time.monotonic()
     assert lade("generate", model_folder, *asked, "-n", "1").code == 130
     assert time.monotonic() - began < 2.8
+
+
+def explode(folder: Path) -> None:
+    """Put a regular expression into a tokenizer that takes exponential time."""
+    first = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"]
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+    steps = {"type": "Sequence", "pretokenizers": [split | {"invert": False}, first]}
+    stating("tokenizer.json", pre_tokenizer=steps)(folder)
+
+
+def test_a_regular_expression_that_explodes(model_with: Any, capfd: Any) -> None:
+    code = entry(["generate", model_with(explode), "-p", "x" * 40])
+    assert "tokenizer cannot encode" in Result(code, *capfd.readouterr()).refused()

@@ -133,14 +133,6 @@ def test_a_pipe_gets_one_line_for_each_model(cache: Path, lade: Any) -> None:
     assert "3 models" in done.err
 
 
-def test_a_narrow_screen_keeps_names_and_fits(cache: Path, lade: Any, wide_screen: Any) -> None:
-    wide_screen(40)
-    add_model(cache, "a-lab/tiny", family("llama"), ONE)
-    shown = lade("models").out
-    assert "a-lab/tiny" in shown
-    assert "fits" in shown
-
-
 def test_an_empty_cache_names_a_model_to_try(lade: Any) -> None:
     done = lade("models")
     assert [line.split()[0] for line in done.out.splitlines()[3:]] == ["demo"]

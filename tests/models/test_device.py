@@ -59,16 +59,6 @@ def put_groups(folder: Path, own: str, files: dict[str, str]) -> None:
         (folder / name).write_text(text + "\n")
 
 
-def test_this_very_machine() -> None:
-    cpu = detect("cpu")
-    assert cpu.kind == cpu.torch_name == "cpu"
-    assert cpu.label
-    assert cpu.threads == torch.get_num_threads()
-    assert 0 < free_memory(cpu) <= cpu.memory
-    assert details(cpu).driver is None
-    assert (device.glance().kind, device.glance().label) == ("cpu", cpu.label)
-
-
 @pytest.mark.parametrize(("used", "free"), [(4, 8), (11, 1)])
 def test_a_mac(patch: pytest.MonkeyPatch, tmp_path: Path, used: int, free: int) -> None:
     """Its GPU may have 12 GiB, and no more than what the machine has."""

@@ -170,12 +170,6 @@ def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:
         ladecli.load(demo_with(tmp_path / "m", num_hidden_layers=1))
 
 
-def test_layers_of_several_stacks_may_be_run_more_than_once(tmp_path: Path) -> None:
-    """HRM counts its six layers as often as they are run."""
-    stacks = saved(tmp_path, "hrm_text", num_layers_per_stack=3, num_hidden_layers=24)
-    assert load(plan(stacks, place=ON_CPU)).facts.family == "hrm_text"
-
-
 # Weights that bitsandbytes packs, on a CPU.
 
 

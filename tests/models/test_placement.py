@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
-from ladecli.decoder.backends.transformers_forward import input_device
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
 from ladecli.models import memory, placement
@@ -58,15 +55,6 @@ def test_keys_are_where_their_layers_are() -> None:
     assert {tensor.shape[2] for tensor in cache.tensors} == {2 * GROWTH}, "all grow together"
     cache.release()
     assert not cache.tensors
-
-
-def test_where_a_model_takes_its_input() -> None:
-    model = nn.Sequential(nn.Linear(1, 1, device=ELSEWHERE), nn.Linear(1, 1))
-    assert input_device(model) == CPU
-    waiting = nn.Sequential(nn.Linear(1, 1, device=ELSEWHERE))
-    # accelerate leaves this at a part whose weights come when they are needed.
-    vars(waiting[0])["_hf_hook"] = SimpleNamespace(execution_device="cuda:1")
-    assert input_device(waiting) == torch.device("cuda:1")
 
 
 def test_auto_offloads_what_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,21 +10,9 @@ import pytest
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
-from ladecli.options import COMMANDS, request_of
 from ladecli.options.answer import ChatRequest, GenerateRequest
 from ladecli.options.declare import CONFIG_FILE
 from ladecli.options.drafting import DraftOptions
-from ladecli.repl.settings import change
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_nearest_declaration_of_an_option_holds(command: str) -> None:
-    """Of several bases that declare it, Python's order of classes decides, for fields too."""
-    kind = request_of(command)
-    for field in fields(kind):
-        nearest = next(c for c in kind.__mro__ if field.name in inspect.get_annotations(c))
-        (own,) = (declared for declared in fields(nearest) if declared.name == field.name)
-        assert field.metadata == own.metadata, (field.name, nearest)
 
 
 def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
@@ -95,10 +82,3 @@ def test_options_that_do_nothing_or_more_than_they_say(options: Any, words: Any)
     # Options of a config file are meant for lookahead.
     kept = DraftOptions(**options, origins=dict.fromkeys(options, CONFIG_FILE))
     assert kept.strategy == "lookahead" or kept.side_effects(TUNED) == []
-
-
-def test_variables_of_a_template_are_set_one_after_the_other() -> None:
-    request = ChatRequest()
-    for text in ("a=1", "b=2", "a=3"):
-        request = change(request, "template-arg", text)
-    assert request.template_arg == ["b=2", "a=3"]

@@ -12,7 +12,7 @@ from ladecli.models.memory import ModelSpec
 from ladecli.profiles.derive import CAPTURED, LAUNCH, READING, derive, fit_settings, step_seconds
 from tests.support.profiles import shape
 
-GPU = Rates(1e12 / READING, 100e12, "a round figure")
+GPU = Rates(1e12 / READING, 100e12)
 """Reads 1 GB in a millisecond; products with few rows reach 75 of the 100 TFLOP/s."""
 
 # 10 GB in one layer, whose launch takes no time to speak of; 40 kB of cache per token.
@@ -49,7 +49,7 @@ def test_step_times(model: ModelSpec, width: int, context: int, milliseconds: fl
 
 
 def test_launching_kernels_takes_time_outside_of_graphs() -> None:
-    boundless = Rates(1e18, 1e21, "reads and multiplies in no time")
+    boundless = Rates(1e18, 1e21)
     assert step_seconds(boundless, LAYERS, 1, 0, captured=False) == pytest.approx(32 * LAUNCH)
     # What is not reading, 30 us in each of 32 layers, comes on top of it: 0.96 ms.
     seconds = step_seconds(GPU, LAYERS, 1, 0, captured=True)
@@ -58,7 +58,7 @@ def test_launching_kernels_takes_time_outside_of_graphs() -> None:
     assert len({step_seconds(GPU, packed, 8, 0, captured=x) for x in (False, True)}) == 1
 
 
-H200 = Rates(4.8e12, 989e12, "its datasheet")
+H200 = Rates(4.8e12, 989e12)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_captured_steps_take_what_they_took_on_an_h200(
 
 def test_small_models_on_fast_gpus_have_narrow_trees() -> None:
     """What the host does for a token, and what is read of its logits, does not shrink with them."""
-    fast = Rates(3.35e12, 989e12, "an H100")
+    fast = Rates(3.35e12, 989e12)
     small, large = (
         replace(shape(size), layers=layers, vocabulary=128_000)
         for size, layers in ((1.2e9, 16), (8e9, 32))

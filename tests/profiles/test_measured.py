@@ -94,12 +94,6 @@ def test_a_damaged_file_is_as_good_as_none(text: str, key: str, known: Known) ->
     assert measured.read_all() == {key: {1: 1.0}}
 
 
-def test_too_few_widths_make_no_curve(known: Known) -> None:
-    before = costs_of(16)
-    known({1: 1.0, 4: 9.0})
-    assert costs_of(16) == before
-
-
 @pytest.mark.parametrize("place", ["flag", "variable", "config"])
 def test_a_named_profile_is_honoured_as_it_is_written(
     lade: Any, known: Known, place: str, monkeypatch: pytest.MonkeyPatch
@@ -114,18 +108,3 @@ def test_a_named_profile_is_honoured_as_it_is_written(
     answer = lade("generate", "demo", *ANSWER[:-1], *flags, "--budget", "60")
     assert answer.json()["decode"]["step_width"] > 25
     assert "made for NVIDIA H200" in answer.err
-
-
-def test_bench_means_the_profile_that_it_is_given(lade: Any, rows_file: Any, known: Known) -> None:
-    known(DEAR)
-    rows = ("--prompts", rows_file({"prompt": "def largest(items):"}), "-n", "20", "--repeat", "1")
-    command = ("bench", "demo", *rows, "--strategies", "lookahead", "--json", "--ignore-eos")
-    narrow, wide = (lade(*command, *x).json()["runs"][0] for x in ((), ("--profile", "a100")))
-    assert narrow["fed"] < 2 * narrow["steps"]
-    assert wide["fed"] > 8 * wide["steps"]
-
-
-def test_a_profile_of_this_machine_is_named_without_a_line(lade: Any) -> None:
-    for name in ("h200", "cpu"):
-        flags = ("--profile", name, "--device", "cpu")
-        assert ("costs" in lade("generate", "-p", "x", "-n", "2", *flags).err) == (name == "h200")

@@ -24,9 +24,7 @@ def test_shipped_profiles_settle_every_model_by_plausible_figures(name: str) -> 
     for size, weights in itertools.product((5e8, 7e9, 7e10), ("bfloat16", "int8", "nf4")):
         choice = profiles.choose(profile, shape(size, weights))
         assert choice.lookahead.step_limit >= 2, size
-        assert choice.origin
         assert choice.paper.sources == ("trajectory",)
-        assert choice.paper_origin.startswith("published: arXiv 2402.02057")
     if hardware := profile.hardware:
         most = max(hardware.rates.values())
         assert 1e11 <= hardware.bandwidth <= 1e13, "bytes per second"
@@ -48,8 +46,7 @@ def test_the_papers_settings_by_model_size() -> None:
         paper = profiles.select(None, A100, shape(size)).paper
         assert (paper.window, paper.ngram, paper.guesses) == expected
         assert paper.budget is None, "the paper's algorithm is not cut short"
-    choice = profiles.select(None, CPU, DEMO)
-    assert (choice.paper.window, "RTX 3090, 7B" in choice.paper_origin) == (7, True)
+    assert profiles.select(None, CPU, DEMO).paper.window == 7
 
 
 def test_a_type_without_units_of_its_own_has_the_lowest_rate() -> None:

@@ -80,16 +80,6 @@ def without(*names: str) -> Callable[[Path], object]:
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
-def pipe(name: str) -> Callable[[Path], object]:
-    """What puts a pipe, whose reader waits, in place of a file."""
-
-    def change(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return change
-
-
 def copied(folder: str | Path, copy: Path, *changes: Callable[[Path], object]) -> str:
     """A copy of a model's folder with some changes."""
     shutil.copytree(folder, copy)
@@ -176,7 +166,7 @@ def use_devices(
         monkeypatch.setattr(module, "present", lambda: list(devices))
     monkeypatch.setattr(device, "details", lambda _: known)
     monkeypatch.setattr(device, "detect", lambda name="auto": devices[-1 if name == "cpu" else 0])
-    monkeypatch.setattr(device, "glance", lambda: devices[0])
+    monkeypatch.setattr(device, "predict_device", lambda name="auto": device.detect(name))
     monkeypatch.setattr(device, "gpu_build", lambda: None)
     for module in (device, placement):
         monkeypatch.setattr(module, "free_memory", lambda _: int(free))
