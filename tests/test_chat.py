@@ -344,7 +344,7 @@ REFUSED = (
     ("/set system Be brief.", "/system TEXT changes it"),
     ("/set draft-text a.txt", "/draft FILE adds one"),
     ("/set origins x", "no option 'origins'"),
-    ("/profile moon", "unknown profile 'moon'; known profiles: "),
+    ("/set profile moon", "unknown profile 'moon'; known profiles: "),
     ("/show info", "no option 'info'; one of strategy, "),
     ("/show nothing-like-it", "no option 'nothing-like-it'; one of strategy, "),
 )
@@ -376,7 +376,7 @@ SETTINGS = (
     ("/set top-k off", "top-k  0"),
     ("/set stats default", "stats  on"),
     ("/SET strategy jacobi", "strategy  jacobi"),
-    ("/profile a100", "profile  a100"),
+    ("/set profile a100", "profile  a100"),
 )
 TAKEN_BACK = ("max-new-tokens  2048", "stats")
 

@@ -149,11 +149,6 @@ class Chat:
         stands = self.replies and last and last[0] is self.replies[-1].message
         return self.replies[-1] if stands else None
 
-    @property
-    def read_by_model(self) -> list[str]:
-        """The texts of the conversation that the model sees."""
-        return [message["content"] for message in self.conversation.for_template()]
-
     def note(self, line: str) -> None:
         """Print a remark on stderr."""
         if not self.request.quiet:
@@ -374,7 +369,7 @@ class Chat:
         Raises:
             UsageError: the model's template refuses it.
         """
-        return self.session.encode_talk(conversation.for_template(), self.request.template(True))
+        return self.session.encode_chat(conversation.for_template(), self.request.template(True))
 
     def check_template(self, conversation: Conversation) -> None:
         """Refuse a conversation that the template refuses: better now than with the next message.

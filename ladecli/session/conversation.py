@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, NonNegativeInt, ValidationError
 
-from ..errors import flaw
+from ..errors import UsageError, flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
@@ -46,9 +46,9 @@ class Conversation:
         return self.messages[self.forgotten :]
 
     @property
-    def last_question(self) -> str | None:
-        """The user's last message."""
-        return next((m.content for m in reversed(self.messages) if m.role == "user"), None)
+    def last_question(self) -> str:
+        """The user's last message; errors as for `without_reply`."""
+        return self.without_reply().messages[-1].content
 
     def asked(self, text: str) -> Conversation:
         """Return it with one more message of the user."""
@@ -62,15 +62,22 @@ class Conversation:
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
-        """Return it up to the user's last message, which waits for a reply again."""
+        """Return it up to the user's last message, which waits for a reply again.
+
+        Raises:
+            UsageError: there is none.
+        """
         kept = len(self.messages)
         while kept and self.messages[kept - 1].role == "assistant":
             kept -= 1
+        if not kept:
+            raise UsageError("there is no message yet; send one first")
         return self._cut(kept)
 
     def without_exchange(self) -> Conversation:
-        """Return it without the user's last message and the reply to it."""
-        return self._cut(max(len(self.without_reply().messages) - 1, 0))
+        """Return it without the user's last message and the reply to it; errors as for
+        `without_reply`."""
+        return self._cut(len(self.without_reply().messages) - 1)
 
     def _cut(self, kept: int) -> Conversation:
         # When nothing else is left, there is room again for what was forgotten.

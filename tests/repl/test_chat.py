@@ -79,16 +79,6 @@ def test_small_screens(columns: int) -> None:
         leave(terminal)
 
 
-def test_an_editor_that_cannot_be_called_is_named() -> None:
-    with chat("--raw", "-n", "5", EDITOR='"/opt/ed') as terminal:
-        terminal.send("draft" + EDITOR)
-        seen = terminal.wait("EDITOR names no editor: No closing quotation")
-        assert "Traceback" not in seen
-        terminal.enter("")  # what was typed is still there
-        terminal.wait("5 tokens in")
-        leave(terminal)
-
-
 def test_a_conversation(tmp_path: Path) -> None:
     editor, path = tmp_path / "editor", tmp_path / "chat.json"
     editor.write_text('#!/bin/sh\necho "What is the budget?" > "$1"\n')

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -284,7 +282,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"top_k": -2}, "top_k", "top_k must be"),
         ({"top_p": 1e400}, "top_p", "a finite number"),
         ({"max_tokens": -2}, "max_tokens", "equal to -1"),
-        ({"stop": 5}, "stop", "a text, or a list"),
+        ({"stop": 5}, "stop", "a valid array"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "at least 1 "),
         ({"reasoning_effort": "much"}, "reasoning_effort", "'medium'"),
@@ -297,7 +295,6 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"messages": [HI, CALLS | {"tool_calls": [{}]}]}, "messages", "function: "),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is no"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self is no"),
-        ({"chat_template_kwargs": {"conversations": 1}}, "chat_template_kwargs", "is no"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -441,30 +438,6 @@ def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
         broken.sendall(b"nonsense\r\n\r\n")
         assert broken.recv(64).startswith(b"HTTP/1.1 400")
         assert server.ask("/v1/completions", SHORT)[0] == 200
-
-
-def test_large_bodies_that_do_not_end_leave_room_for_small_ones(server: Server) -> None:
-    halves = http_post("/v1/completions", b" " * (4 << 20), 5 << 20)
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(server.connect()) for _ in range(10)]
-        for client in clients:
-            with contextlib.suppress(OSError):
-                client.sendall(halves)
-        refused, _, _ = select.select(clients, [], [], 10)
-        assert refused[0].recv(64).startswith(b"HTTP/1.1 503")
-        assert server.ask("/v1/completions", SHORT)[0] == 200
-
-
-def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
-    body = json.dumps({"prompt": "def ", "max_tokens": 2, "stream": True}).encode()
-    whole = body.replace(b"true", b"null")
-    for sent, last in ((body, b"[DONE]"), (whole, b'"usage"')):
-        with server.connect() as client:
-            client.sendall(http_post("/v1/completions", sent))
-            client.shutdown(socket.SHUT_WR)
-            answer = b"".join(iter(lambda: client.recv(65536), b""))
-        assert b"HTTP/1.1 200 OK" in answer
-        assert last in answer
 
 
 def test_other_paths_and_methods(server: Server) -> None:

@@ -301,10 +301,9 @@ def test_a_template_in_another_encoding_is_named(lade: Any, model_with: Any) -> 
 def test_named_templates(lade: Any, named: str, tmp_path: Path) -> None:
     assert "rag, talk" in say(lade, named).refused()
     assert "'rug'" in say(lade, named, "--chat-template", "rug").refused()
-    for name, text in (("a.jinja", CHATML), ("a.json", json.dumps({"chat_template": CHATML}))):
-        (tmp_path / name).write_text(text)
-        done = say(lade, named, "--chat-template", str(tmp_path / name))
-        assert (done.code, done.out) == (0, "Paris.\n")
+    (tmp_path / "a.jinja").write_text(CHATML)
+    done = say(lade, named, "--chat-template", str(tmp_path / "a.jinja"))
+    assert (done.code, done.out) == (0, "Paris.\n")
     with pytest.raises(ladecli.errors.UsageError, match="rag, talk"):
         ladecli.load(named).generate([plain("user", FIRST)])
     assert ladecli.load(named).generate([plain("user", FIRST)], chat_template="talk") == "Paris."
