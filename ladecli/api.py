@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from .decoder.config import LookaheadConfig
 from .decoder.errors import PromptError
-from .errors import ArgumentError, LadeError, UsageError
+from .errors import ArgumentError, LadeError, UsageError, flaw
 from .events import Ended, TextEvent
 from .metrics import Tally
 from .options.answer import EffortOptions, LengthOptions, SamplingOptions, TemplateChoice
 from .options.declare import Options, options_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
+from .session.conversation import GivenMessage, for_template
 from .session.grammar import Grammar
 from .session.opening import open_session
 from .session.session import Session, Settings
@@ -29,6 +31,7 @@ Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
 
 
+_MESSAGES = TypeAdapter(list[GivenMessage])
 _Request = TypeVar("_Request", bound=Options)
 
 
@@ -104,17 +107,14 @@ class Model:
             ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
         """
         request = _request(_AnswerRequest(seed=0), "stream", options)
-        _check_prompt(prompt)
+        if isinstance(prompt, Sequence) and not prompt:
+            raise PromptError("the prompt is empty")
+        messages = [] if isinstance(prompt, str) else _messages(prompt)
         _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
         _check("chat_template", chat_template, str | Path | None, "a name")
         _check("template_args", template_args, Mapping | None, "a dict")
         _texts("the names in template_args", [*(template_args or ())])
-        constraint = None if schema is None else Grammar.from_schema(schema)
-        if grammar is not None:
-            _check("grammar", grammar, str, "a text")
-            if schema is not None:
-                raise ArgumentError("schema and grammar say both what an answer is; give one")
-            constraint = Grammar.from_lark(grammar)
+        constraint = _grammar(schema, grammar)
         session = self.session
         for text in _texts("draft_text", draft_text):
             session.add_draft_text(text)
@@ -122,7 +122,7 @@ class Model:
         if not isinstance(prompt, str):
             name = None if chat_template is None else str(chat_template)
             template = TemplateChoice(name, template_args or {}, request.reasoning_effort)
-            ids = session.encode_chat(prompt, template)
+            ids = session.encode_chat(messages, template)
         elif chat_template or template_args or request.reasoning_effort:
             names = "chat_template, template_args and reasoning_effort"
             raise ArgumentError(f"{names} are for messages; a text has none")
@@ -190,6 +190,16 @@ def _check(name: str, value: object, kind: Any, wanted: str) -> None:
         raise ArgumentError(f"{name} must be {wanted}, not {value!r:.60}")
 
 
+def _grammar(schema: str | Mapping[str, Any] | None, grammar: str | None) -> Grammar | None:
+    """What an answer fits."""
+    _check("grammar", grammar, str | None, "a text")
+    if schema is not None and grammar is not None:
+        raise ArgumentError("schema and grammar say both what an answer is; give one")
+    if schema is not None:
+        return Grammar.from_schema(schema)
+    return None if grammar is None else Grammar.from_lark(grammar)
+
+
 def _texts(name: str, given: object) -> list[str]:
     """The texts of an argument that may be one, or several."""
     texts = [given] if isinstance(given, str) else given
@@ -198,29 +208,15 @@ def _texts(name: str, given: object) -> list[str]:
     return [*texts]
 
 
-def _check_prompt(prompt: object) -> None:
-    """Refuse what is neither a text nor a list of messages, and what is empty."""
-    example = {"role": "user", "content": "Hello"}
-    wanted = f"a prompt is a text, or a list of messages such as {example}"
-    if not isinstance(prompt, Sequence):
-        raise ArgumentError(f"{wanted}; not {prompt!r:.60}")
-    if not prompt:
-        raise PromptError("the prompt is empty")
-    for number, message in enumerate(() if isinstance(prompt, str) else prompt, start=1):
-        if not (isinstance(message, Mapping) and "role" in message and _has_content(message)):
-            raise ArgumentError(f"{wanted}; item {number} is {message!r:.60}")
-
-
-def _has_content(message: Mapping[str, Any]) -> bool:
-    """Whether a message has a text or typed parts, or calls tools."""
-    content = message.get("content")
-    if not isinstance(content, list | tuple):
-        return isinstance(content, str) or "tool_calls" in message
-    return all(
-        isinstance(part, Mapping)
-        and (part.get("type") != "text" or isinstance(part.get("text"), str))
-        for part in content
-    )
+def _messages(prompt: object) -> list[dict[str, Any]]:
+    """The messages of a prompt that is no text, as chat templates take them."""
+    try:
+        return for_template(_MESSAGES.validate_python(prompt))
+    except ValidationError as error:
+        example = {"role": "user", "content": "Hello"}
+        raise ArgumentError(
+            f"a prompt is a text, or a list of messages such as {example}; {flaw(error)}"
+        ) from None
 
 
 def load(name: str | Path = "demo", **options: Any) -> Model:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 
-TURNS, MOST_ROWS = 2, 24
-"""How much of an earlier conversation is shown: messages of the user, and rows of each message."""
+TURNS = 2
+"""How much of an earlier conversation is shown, in messages of the user."""
 GO_ON = 'the message "go on" asks for more, and /set max-new-tokens sets another limit'
 """A hint for a reply that reached the default limit."""
 KEPT_EVERY = 3.0
@@ -175,10 +175,7 @@ class Chat:
             renderer = MarkdownRenderer(self.request.markdown and not own, False, False)
             text = "> " + message.content.replace("\n", "\n  ") if own else message.content
             rows, last = renderer.feed([Piece(text)], self.console.width)
-            rows.append(last)
-            if len(rows) > MOST_ROWS:
-                self.note(f"({len(rows) - MOST_ROWS} lines above)")
-            for row in rows[-MOST_ROWS:]:
+            for row in (*rows, last):
                 self.console.print(row, soft_wrap=True, end=row.end)
             if message.interrupted:
                 self.note("(stopped)")

@@ -28,12 +28,10 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.dimension import AnyDimension, Dimension, to_dimension
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
-from rich.cells import cell_len
 
 from .. import files
 from ..errors import UsageError, printable
 from ..view.terminal import handling, is_dumb
-from ..visualize import SEPARATOR
 
 QUOTES = '"""'
 LEAVE = ("exit", "quit")
@@ -65,13 +63,6 @@ def escape(text: str) -> str:
 def unescape(text: str) -> str:
     """Return the message in an input."""
     return text[1:] if escape(text[1:].rstrip()) == text.rstrip() else text
-
-
-def fitting(line: str, columns: int) -> str:
-    """Return a line of parts without the last ones if a screen is too narrow for all."""
-    while cell_len(line) > columns and SEPARATOR in line:
-        line = line.rpartition(SEPARATOR)[0]
-    return line
 
 
 class Reader:
@@ -241,7 +232,7 @@ class TerminalReader(Reader):
         """Return the line below the input."""
         if quotes_open(self._session.default_buffer.text):
             return f"{QUOTES} is open: close it to send"
-        return fitting(self._toolbar(), self._output.get_size().columns)
+        return self._toolbar()
 
     def _bindings(self) -> KeyBindings:
         """Return the keys that differ from prompt-toolkit's own for inputs of several lines."""

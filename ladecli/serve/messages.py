@@ -60,12 +60,13 @@ class MessagesBody(RequestObject):
             "tool_choice": tool_choice,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "stop": self.stop_sequences,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stream": self.stream,
         }
-        same = ("max_tokens", "temperature", "top_p", "top_k", "stream")
-        fields |= {name: getattr(self, name) for name in same}
-        return ChatBody.model_validate(
-            {key: value for key, value in fields.items() if value is not None}
-        )
+        return ChatBody.model_validate(fields)
 
 
 def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
 from ..session.chat_template import TOKEN_IDS
+from ..session.conversation import for_template
 from ..session.grammar import Grammar
 from ..session.tool_calls import ToolCall, arguments_of, with_tools_as_text
 from .schema import ChatBody, CompletionBody, Refused, TextBody
@@ -118,10 +119,9 @@ class Prompts:
     def _messages(self, wanted: ChatBody, options: ServeRequest) -> list[dict[str, Any]]:
         """Return the messages of a conversation, with the system message of the server, and the
         tokens of its own answers."""
-        names: dict[str, str] = {}
-        messages = [message.for_template(names) for message in wanted.messages]
+        messages = for_template(wanted.messages)
         for message in messages:
-            if "tool_calls" in message and "reasoning_content" not in message:
+            if "tool_calls" in message and "reasoning" not in message:
                 functions = [call["function"] for call in message["tool_calls"]]
                 calls = [(one["name"], arguments_of(one["arguments"])) for one in functions]
                 if ids := self._answers.get(_key(message["content"], calls)):

@@ -63,9 +63,7 @@ class ResponsesBody(RequestObject):
             "response_format": _format((self.text or {}).get("format")),
             "reasoning_effort": (self.reasoning or {}).get("effort"),
         }
-        return ChatBody.model_validate(
-            {key: value for key, value in fields.items() if value is not None}
-        )
+        return ChatBody.model_validate(fields)
 
     def _messages(self) -> list[dict[str, Any]]:
         """Return the messages of a conversation; calls join the message of the assistant."""

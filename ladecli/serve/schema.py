@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..session.conversation import NotSupported, as_parts
+from ..session.conversation import GivenMessage, TextPart, as_parts
 
 PROMPTS = 100
 """Prompts of a request."""
@@ -103,13 +103,6 @@ class RequestObject(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
 
-class TextPart(RequestObject):
-    """A part of a content."""
-
-    type: Literal["text"]
-    text: str
-
-
 class Prediction(RequestObject):
     """A text that the answer may repeat."""
 
@@ -119,62 +112,6 @@ class Prediction(RequestObject):
     def text(self) -> str:
         """All of its parts."""
         return "".join(part.text for part in self.content)
-
-
-class Function(RequestObject):
-    """The function of a call."""
-
-    name: Annotated[str, StringConstraints(min_length=1)]
-    arguments: str = "{}"  # an object as JSON
-
-
-class Call(RequestObject):
-    """A call of a tool, in an earlier answer."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class Message(RequestObject):
-    """A message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(as_parts)] | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[Call] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-    function_call: NotSupported = None
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"content: a message of the role {self.role} must have one")
-        return self
-
-    @property
-    def text(self) -> str:
-        """The text of its content."""
-        return "".join(part.text for part in self.content or ())
-
-    def for_template(self, names: dict[str, str]) -> dict[str, Any]:
-        """Return the message as chat templates take it.
-
-        Args:
-            names: of the tools that were called so far, by the ids of the calls.
-        """
-        message: dict[str, Any] = {"role": self.role, "content": self.text}
-        if self.reasoning_content:
-            message["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
-            names |= {call.id: call.function.name for call in self.tool_calls if call.id}
-        if self.role == "tool":
-            name = self.name or names.get(self.tool_call_id or "")
-            named = {"tool_call_id": self.tool_call_id, "name": name}
-            message |= {key: value for key, value in named.items() if value}
-        return message
 
 
 class SchemaFormat(RequestObject):
@@ -272,7 +209,7 @@ class _AnswerBody(RequestObject):
 class ChatBody(_AnswerBody):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[GivenMessage], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client as prometheus
@@ -68,18 +68,14 @@ class Counters:
         # A series more for each, of when it began, is of no use.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
-        self._requests = self._counter("requests", "Requests by how they ended.", "outcome")
-        self._tokens = self._counter("tokens", "Tokens of prompts and answers.", "kind")
-        self._steps = self._counter("steps", "Forward passes that yielded tokens.")
-        self._seconds = self._counter("seconds", "Seconds in the queue and at work.", "part")
-        self._mean = self._gauge("tokens_per_step", "Tokens per step of the newest answer.")
-        self._queue = self._gauge("queue", "Requests that wait or are answered now.")
-
-    def _counter(self, name: str, help: str, *labels: str) -> prometheus.Counter:
-        return prometheus.Counter(f"lade_{name}", help, labels, registry=self._registry)
-
-    def _gauge(self, name: str, help: str) -> prometheus.Gauge:
-        return prometheus.Gauge(f"lade_{name}", help, registry=self._registry)
+        counter = partial(prometheus.Counter, registry=self._registry)
+        gauge = partial(prometheus.Gauge, registry=self._registry)
+        self._requests = counter("lade_requests", "Requests by how they ended.", ["outcome"])
+        self._tokens = counter("lade_tokens", "Tokens of prompts and answers.", ["kind"])
+        self._steps = counter("lade_steps", "Forward passes that yielded tokens.")
+        self._seconds = counter("lade_seconds", "Seconds in the queue and at work.", ["part"])
+        self._mean = gauge("lade_tokens_per_step", "Tokens per step of the newest answer.")
+        self._queue = gauge("lade_queue", "Requests that wait or are answered now.")
 
     def add(self, tally: Tally, outcome: str, waited: float) -> None:
         """Count a request.
@@ -168,11 +164,6 @@ class Worker:
             while not self.jobs.empty():
                 self.jobs.get().give(ending())
 
-    def _is_over(self, pressed: Callable[[], bool]) -> bool:
-        if pressed():
-            self.stop()
-        return time.monotonic() > self.until
-
     def _answer(self, job: Job, pressed: Callable[[], bool]) -> None:
         """Answer a job, whatever is wrong with it; errors as `run`."""
         tally, began = Tally(), time.monotonic()
@@ -185,7 +176,9 @@ class Worker:
                         raise ending()  # a prompt that takes so long has no answer within `GRACE`
 
                 def cancelled() -> bool:
-                    return job.wanted is None or self._is_over(pressed)
+                    if pressed():
+                        self.stop()
+                    return job.wanted is None or time.monotonic() > self.until
 
                 for part in self._parts(wanted, prompt.result(), tally, cancelled):
                     job.give(part)

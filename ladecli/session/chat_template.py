@@ -177,9 +177,7 @@ class ChatTemplate:
     def _shaped(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """The messages with contents in a form that this template takes."""
         takes_text, takes_parts = self._forms
-        if not takes_text and takes_parts:
-            return [*map(_as_parts, messages)]
-        return [*messages] if takes_parts else [*map(_as_text, messages)]
+        return [*map(_as_parts if takes_parts and not takes_text else _as_text, messages)]
 
     def _with_reasoning(self, message: ChatMessage) -> ChatMessage:
         """A message with its reasoning where this template reads that, if anywhere."""
@@ -202,7 +200,8 @@ class ChatTemplate:
                 continue
             if message["role"] == "user":
                 for system in reversed(told):
-                    message = {**message, "content": _after(system["content"], message)}
+                    gap = {"type": "text", "text": "\n\n"}
+                    message = _as_parts(message, *_parts(system), gap)
                 told = []
             others.append(message)
         return [*others, *(_renamed(message, "system", "user") for message in told)]
@@ -416,11 +415,3 @@ def _parts(message: ChatMessage) -> list[Mapping[str, Any]]:
     if content is None:
         return []
     return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
-
-
-def _after(content: Any, message: ChatMessage) -> Any:
-    """The content of a message after another content, as its own paragraph."""
-    if isinstance(content, str) and isinstance(message.get("content"), str):
-        return f"{content}\n\n{message['content']}"
-    gap = {"type": "text", "text": "\n\n"}
-    return [*_parts({"content": content}), gap, *_parts(message)]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, NonNegativeInt, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
 
 from ..errors import UsageError, flaw
+from .chat_template import REASONING_KEYS
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
@@ -131,18 +141,81 @@ class Conversation:
 
 def as_parts(content: Any) -> Any:
     """Return a text as a list of one typed part, for a field of messages in OpenAI's form."""
-    if not isinstance(content, str | list):
+    if not isinstance(content, str | list | tuple):
         raise ValueError("it must be text, or a list of parts")
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
 
 
-def _refuse(value: Any) -> None:
-    if value:
-        raise ValueError("it is not supported here; leave it out")
+class TextPart(BaseModel):
+    """A part of a content; only text can be read."""
+
+    type: Literal["text"]
+    text: str
 
 
-NotSupported: TypeAlias = Annotated[Any, AfterValidator(_refuse)]
-"""A field of such messages that would be lost."""
+class Function(BaseModel):
+    """The function of a call, with its arguments as an object, or as the JSON of one."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | dict[str, Any] = "{}"
+
+
+class Call(BaseModel):
+    """A call of a tool, in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class GivenMessage(BaseModel):
+    """A message in OpenAI's form, of a file or a program; other keys go to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[list[TextPart], BeforeValidator(as_parts)] | None = None
+    reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
+    tool_calls: list[Call] | None = None
+    function_call: Function | None = None  # an older form of them
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> GivenMessage:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("its content must be text, or a list of parts")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The whole content."""
+        return "".join(part.text for part in self.content or ())
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of tools."""
+        older = [Call(function=self.function_call)] if self.function_call else []
+        return self.tool_calls or older
+
+
+def for_template(messages: Sequence[GivenMessage]) -> list[dict[str, Any]]:
+    """Return messages as chat templates take them; results of tools get the names of those."""
+    names = {call.id: call.function.name for message in messages for call in message.calls}
+    shown = []
+    for message in messages:
+        is_result = message.role in ("tool", "function")
+        values = {
+            **(message.model_extra or {}),
+            "role": "tool" if is_result else message.role,
+            "content": message.text,
+            "reasoning": message.reasoning or None,
+            "tool_calls": [call.model_dump(exclude_none=True) for call in message.calls] or None,
+            "tool_call_id": message.tool_call_id,
+            "name": message.name or (names.get(message.tool_call_id) if is_result else None),
+        }
+        shown.append({key: value for key, value in values.items() if value is not None})
+    return shown
 
 
 class ChatFile(BaseModel):
