@@ -38,18 +38,6 @@ def test_three_lines(demo: Model) -> None:
     assert "".join(piece.text for step in steps for piece in step.pieces) + end.rest == text
 
 
-def test_all_strategies_say_the_same(demo: Model) -> None:
-    def texts(**options: object) -> set[str]:
-        return {
-            demo.generate("class Queue:\n", max_new_tokens=24, strategy=strategy, **options)
-            for strategy in ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
-        }
-
-    paper = ladecli.LookaheadConfig(7, 5, 7, sources=("trajectory",))
-    assert len(texts() | texts(lookahead=paper)) == 1
-    assert len(texts(temperature=0.9, seed=1)) == 1
-
-
 def test_drawn_tokens_follow_the_models_distribution(model_folder: str) -> None:
     """The first two tokens of many answers, against the probabilities of transformers."""
     ours, theirs = ladecli.load(model_folder), AutoModelForCausalLM.from_pretrained(model_folder)
@@ -79,12 +67,6 @@ def test_conversations_go_through_the_template(demo: Model) -> None:
     answer = demo.generate([{"role": "user", "content": "What is lade?"}], max_new_tokens=60)
     assert "lookahead" in answer
     assert "<|" not in answer
-
-
-def test_stop_strings(demo: Model) -> None:
-    whole = demo.generate("def ", max_new_tokens=30, ignore_eos=True)
-    for stop in ("(", ["("], ("(",)):
-        assert demo.generate("def ", max_new_tokens=30, stop=stop) == whole.split("(")[0]
 
 
 @pytest.mark.parametrize(

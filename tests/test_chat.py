@@ -507,7 +507,7 @@ def test_compare_decodes_the_same_text_again(talk: Lade, monkeypatch: Any, tmp_p
     rows = r"^(?:> )?lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1"
     assert re.search(rows, chat.err, re.M)
     assert re.search(r"^same text · \d+\.\d\d× as fast .*\d runs? of each\)$", chat.err, re.M)
-    assert re.search(r"another text from token 1 on.*--batch-invariant", chat.err, re.S)
+    assert re.search(r"another text from token 1 on.*--dtype float32", chat.err, re.S)
     assert "no reply to compare" in chat.notices[0]
     assert "too short to compare" in chat.err
 

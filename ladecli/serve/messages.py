@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -81,10 +80,7 @@ def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if kind == "text":
             texts.append({"type": "text", "text": block.get("text")})
         elif kind == "tool_use":
-            function = {
-                "name": block.get("name"),
-                "arguments": json.dumps(block.get("input") or {}),
-            }
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
             said = block.get("content") or ""
@@ -94,9 +90,12 @@ def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         elif kind != "redacted_thinking":
             raise Refused(400, f"messages: blocks of the type {kind} are not known here")
     if texts or calls:
-        thought = {"reasoning_content": reasoning} if reasoning else {}
-        called = {"tool_calls": calls} if calls else {}
-        yield {"role": role, "content": texts or None, **called, **thought}
+        yield {
+            "role": role,
+            "content": texts or None,
+            "reasoning": reasoning,
+            "tool_calls": calls,
+        }
 
 
 class MessagesForm:

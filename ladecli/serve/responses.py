@@ -77,16 +77,14 @@ class ResponsesBody(RequestObject):
         for number, item in enumerate(items):
             kind = item.get("type", "message")
             if kind == "message":
-                content = _content(item.get("content"))
-                message = {"role": item.get("role"), "content": content}
-                if reasoning and item.get("role") == "assistant":
-                    message["reasoning_content"] = reasoning
+                message = {"role": item.get("role"), "content": _content(item.get("content"))}
+                if message["role"] == "assistant":
+                    message["reasoning"] = reasoning
                 messages.append(message)
                 reasoning = ""
             elif kind == "function_call":
                 if not messages or messages[-1]["role"] != "assistant":
-                    thought = {"reasoning_content": reasoning} if reasoning else {}
-                    messages.append({"role": "assistant", "content": None} | thought)
+                    messages.append({"role": "assistant", "reasoning": reasoning})
                     reasoning = ""
                 function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}

@@ -117,9 +117,7 @@ class Prediction(RequestObject):
 class SchemaFormat(RequestObject):
     """A schema that an answer fits."""
 
-    name: str | None = None
     json_schema: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
 
 
 class ResponseFormat(RequestObject):

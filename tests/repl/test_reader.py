@@ -69,15 +69,6 @@ def test_keys_make_messages(keyboard: PipeInput, make: Make, typed: str, message
     assert make().read() == message
 
 
-def test_a_history_that_vanishes(keyboard: PipeInput, make: Make, tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    reader = make(history=folder / "history")
-    folder.rmdir()
-    keyboard.send_text("one" + ENTER)
-    assert reader.read() == "one"
-
-
 def test_the_history_file_is_private_or_there_is_none(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     path = history_path()

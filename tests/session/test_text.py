@@ -72,15 +72,6 @@ def test_tokens_that_all_end_inside_a_character() -> None:
     assert "".join(pieces) + detokenizer.flush() == "漢字" * 20 + " ok"
 
 
-def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
-    tokenizer = byte_level()
-    tokens = ids_of(tokenizer, "😀")[:-1]
-    detokenizer = Detokenizer(tokenizer)
-    assert "".join(detokenizer.feed(token) for token in tokens) == ""
-    assert set(detokenizer.flush()) == {REPLACEMENT}
-    assert detokenizer.flush() == ""
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     pieces=st.lists(st.text("ab\n", max_size=4), max_size=12),

@@ -124,11 +124,6 @@ def test_errors(lade: Any) -> None:
     harmless(*ERRORS[-1])
 
 
-def test_the_folder_of_the_config_file() -> None:
-    home = f"/nowhere/{SHORT.replace('/', '')}\nand"
-    harmless("config", shows="and", XDG_CONFIG_HOME=home)
-
-
 def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     profiles = tmp_path / "lade" / "profiles"
     profiles.mkdir(parents=True)
