@@ -107,27 +107,16 @@ class Model:
             ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
         """
         request = _request(_AnswerRequest(seed=0), "stream", options)
-        if isinstance(prompt, Sequence) and not prompt:
-            raise PromptError("the prompt is empty")
-        messages = [] if isinstance(prompt, str) else _messages(prompt)
         _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
-        _check("chat_template", chat_template, str | Path | None, "a name")
-        _check("template_args", template_args, Mapping | None, "a dict")
-        _texts("the names in template_args", [*(template_args or ())])
-        constraint = _grammar(schema, grammar)
-        session = self.session
+        constraint, session = _grammar(schema, grammar), self.session
+        messages = [] if isinstance(prompt, str) and prompt else _messages(prompt)
+        template = _template(prompt, chat_template, template_args, request.reasoning_effort)
         for text in _texts("draft_text", draft_text):
             session.add_draft_text(text)
-        template = None
-        if not isinstance(prompt, str):
-            name = None if chat_template is None else str(chat_template)
-            template = TemplateChoice(name, template_args or {}, request.reasoning_effort)
-            ids = session.encode_chat(messages, template)
-        elif chat_template or template_args or request.reasoning_effort:
-            names = "chat_template, template_args and reasoning_effort"
-            raise ArgumentError(f"{names} are for messages; a text has none")
-        else:
+        if isinstance(prompt, str):
             ids = session.encode(prompt)
+        else:
+            ids = session.encode_chat(messages, template)
         for line in session.new_notices():
             warnings.warn(line, stacklevel=2)
         settings = Settings(
@@ -190,11 +179,29 @@ def _check(name: str, value: object, kind: Any, wanted: str) -> None:
         raise ArgumentError(f"{name} must be {wanted}, not {value!r:.60}")
 
 
+def _template(
+    prompt: Prompt,
+    name: str | Path | None,
+    arguments: Mapping[str, Any] | None,
+    effort: str | None,
+) -> TemplateChoice | None:
+    """The chat template of messages; a text has none, and must not be given any."""
+    _check("chat_template", name, str | Path | None, "a name")
+    _check("template_args", arguments, Mapping | None, "a dict")
+    _texts("the names in template_args", [*(arguments or ())])
+    if not isinstance(prompt, str):
+        return TemplateChoice(None if name is None else str(name), arguments or {}, effort)
+    if name or arguments or effort:
+        names = "chat_template, template_args and reasoning_effort"
+        raise ArgumentError(f"{names} are for messages; a text has none")
+    return None
+
+
 def _grammar(schema: str | Mapping[str, Any] | None, grammar: str | None) -> Grammar | None:
-    """What an answer fits."""
-    _check("grammar", grammar, str | None, "a text")
+    """The grammar that an answer fits; None without a schema and a grammar."""
     if schema is not None and grammar is not None:
         raise ArgumentError("schema and grammar say both what an answer is; give one")
+    _check("grammar", grammar, str | None, "a text")
     if schema is not None:
         return Grammar.from_schema(schema)
     return None if grammar is None else Grammar.from_lark(grammar)
@@ -210,6 +217,8 @@ def _texts(name: str, given: object) -> list[str]:
 
 def _messages(prompt: object) -> list[dict[str, Any]]:
     """The messages of a prompt that is no text, as chat templates take them."""
+    if isinstance(prompt, Sequence) and not prompt:
+        raise PromptError("the prompt is empty")
     try:
         return for_template(_MESSAGES.validate_python(prompt))
     except ValidationError as error:

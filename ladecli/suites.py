@@ -48,21 +48,17 @@ class _Line(BaseModel):
     messages: list[GivenMessage] = []
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    functions: list[dict[str, Any]] | None = None  # an older form of tools
-    function_call: Literal["auto", "none"] | None = None
+    functions: None = None  # an older form of `tools`, which is refused
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        functions = [{"type": "function", "function": one} for one in self.functions or ()]
-        own = {"tools": self.tools or functions, "documents": self.documents}
-        if "none" in (self.tool_choice, self.function_call):
-            del own["tools"]
-        return (self.chat_template_kwargs or {}) | {
-            key: value for key, value in own.items() if value
-        }
+        tools = None if self.tool_choice == "none" else self.tools
+        own = {"tools": tools, "documents": self.documents}
+        given = {key: value for key, value in own.items() if value}
+        return (self.chat_template_kwargs or {}) | given
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +246,7 @@ def _said(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
         if system:
             raise ValueError(f"it has 'system' and a {message.role} message; keep one of them")
     last = line.messages[-1]
-    answerable = last.role in ("tool", "function") or (last.role == "user" and last.text.strip())
+    answerable = last.role == "tool" or (last.role == "user" and last.text.strip())
     if not answerable:
         raise ValueError(
             f"the last message is the {last.role}'s, and must be a text of the user's, or a tool's"

@@ -123,11 +123,6 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("-").startswith("standard input is closed; ")
 
 
-def test_an_unknown_suite() -> None:
-    for name in ("nonsense", ""):
-        assert f" {name!r}; use {', '.join(suites.NAMES)} or a .jsonl file" in refused(name)
-
-
 def test_a_file_may_be_called_like_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("builtin").write_text('{"prompt": "mine"}')

@@ -173,11 +173,11 @@ class GivenMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[TextPart], BeforeValidator(as_parts)] | None = None
     reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
     tool_calls: list[Call] | None = None
-    function_call: Function | None = None  # an older form of them
+    function_call: None = None  # an older form of them, which is refused
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -192,27 +192,22 @@ class GivenMessage(BaseModel):
         """The whole content."""
         return "".join(part.text for part in self.content or ())
 
-    @property
-    def calls(self) -> list[Call]:
-        """The calls of tools."""
-        older = [Call(function=self.function_call)] if self.function_call else []
-        return self.tool_calls or older
-
 
 def for_template(messages: Sequence[GivenMessage]) -> list[dict[str, Any]]:
     """Return messages as chat templates take them; results of tools get the names of those."""
-    names = {call.id: call.function.name for message in messages for call in message.calls}
+    names: dict[str | None, str] = {}  # of the tools that were called, by the ids of the calls
     shown = []
     for message in messages:
-        is_result = message.role in ("tool", "function")
+        calls = message.tool_calls or []
+        names |= {call.id: call.function.name for call in calls}
         values = {
             **(message.model_extra or {}),
-            "role": "tool" if is_result else message.role,
+            "role": message.role,
             "content": message.text,
             "reasoning": message.reasoning or None,
-            "tool_calls": [call.model_dump(exclude_none=True) for call in message.calls] or None,
+            "tool_calls": [call.model_dump(exclude_none=True) for call in calls] or None,
             "tool_call_id": message.tool_call_id,
-            "name": message.name or (names.get(message.tool_call_id) if is_result else None),
+            "name": message.name or names.get(message.tool_call_id or ""),
         }
         shown.append({key: value for key, value in values.items() if value is not None})
     return shown

@@ -577,14 +577,11 @@ def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_p
 
 def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
     folder = Scripted(CALLS, PARIS[:3], IM).write(tmp_path / "model")
-    hi, tool, sun = plain("user", FIRST), {"role": "tool"}, {"name": "weather", "content": "sun"}
-    result = tool | {"tool_call_id": "c1", "content": "sunny"}
-    older = {"role": "assistant", "content": None, "function_call": WEATHER | {"arguments": "{}"}}
+    hi, result = plain("user", FIRST), {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
     both = {"tools": TOOLS, "documents": [{"title": "a", "text": "b"}]}
     rows: list[tuple[dict[str, Any], list[Any], dict[str, Any]]] = [
         ({"messages": [hi], "tools": TOOLS}, [hi], {"tools": TOOLS}),
         ({"prompt": FIRST, "tools": TOOLS}, [hi], {"tools": TOOLS}),
-        ({"messages": [hi], "functions": [WEATHER]}, [hi], {"tools": TOOLS}),
         ({"messages": [hi], "tools": TOOLS, "tool_choice": "none"}, [hi], {}),
         ({"messages": [hi], "tool_choice": "auto"} | both, [hi], both),
         ({"messages": [hi], "chat_template_kwargs": {"tools": TOOLS}}, [hi], {"tools": TOOLS}),
@@ -592,7 +589,6 @@ def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
             {"messages": [hi, called('{"city": "Rome"}'), result], "tools": TOOLS},
             *([hi, called({"city": "Rome"}), result], {"tools": TOOLS}),
         ),
-        ({"messages": [hi, older, {"role": "function"} | sun]}, [hi, called({}), tool | sun], {}),
     ]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = ("generate", folder, "-n", "1", "-f", rows_file(*(row for row, _, _ in rows)))
