@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from .decoder.config import LookaheadConfig
 from .decoder.errors import PromptError
-from .errors import ArgumentError, LadeError, UsageError
+from .errors import ArgumentError, LadeError, UsageError, flaw
 from .events import Ended, TextEvent
 from .metrics import Tally
 from .options.answer import EffortOptions, LengthOptions, SamplingOptions, TemplateChoice
 from .options.declare import Options, options_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
+from .session.conversation import GivenMessage, for_template
 from .session.grammar import Grammar
 from .session.opening import open_session
 from .session.session import Session, Settings
@@ -29,6 +31,7 @@ Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
 
 
+_MESSAGES = TypeAdapter(list[GivenMessage])
 _Request = TypeVar("_Request", bound=Options)
 
 
@@ -98,32 +101,28 @@ class Model:
         """
         request = _request(_AnswerRequest(seed=0), "stream", options)
         _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
-        constraint = _grammar(schema, grammar)
+        constraint, session = _grammar(schema, grammar), self.session
+        messages = [] if isinstance(prompt, str) and prompt else _messages(prompt)
         template = _template(prompt, chat_template, template_args, request.reasoning_effort)
         for text in _texts("draft_text", draft_text):
-            self.session.add_draft_text(text)
-        ids = self._encode(prompt, template)
+            session.add_draft_text(text)
+        if isinstance(prompt, str):
+            ids = session.encode(prompt)
+        else:
+            ids = session.encode_chat(messages, template)
+        for line in session.new_notices():
+            warnings.warn(line, stacklevel=2)
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=request.sampling(self.session.loaded.defaults.without_samples),
+            sampling=request.sampling(session.loaded.defaults.without_samples),
             max_new_tokens=request.max_new_tokens,
             stop=tuple(request.stop or ()),
             ignore_eos=request.ignore_eos,
             template=template,
             grammar=constraint,
         )
-        return _with_figures(self.session.stream(ids, settings))
-
-    def _encode(self, prompt: Prompt, template: TemplateChoice | None) -> list[int]:
-        """The ids of a prompt; what there is to say of it comes as warnings."""
-        if isinstance(prompt, str):
-            ids = self.session.encode(prompt)
-        else:
-            ids = self.session.encode_chat(prompt, template)
-        for line in self.session.new_notices():
-            warnings.warn(line, stacklevel=3)
-        return ids
+        return _with_figures(session.stream(ids, settings))
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
         """The whole answer as text; options and errors as for `stream`.
@@ -180,7 +179,6 @@ def _template(
     effort: str | None,
 ) -> TemplateChoice | None:
     """The chat template of messages; a text has none, and must not be given any."""
-    _check_prompt(prompt)
     _check("chat_template", name, str | Path | None, "a name")
     _check("template_args", arguments, Mapping | None, "a dict")
     _texts("the names in template_args", [*(arguments or ())])
@@ -210,29 +208,17 @@ def _texts(name: str, given: object) -> list[str]:
     return [*texts]
 
 
-def _check_prompt(prompt: object) -> None:
-    """Refuse what is neither a text nor a list of messages, and what is empty."""
-    example = {"role": "user", "content": "Hello"}
-    wanted = f"a prompt is a text, or a list of messages such as {example}"
-    if not isinstance(prompt, Sequence):
-        raise ArgumentError(f"{wanted}; not {prompt!r:.60}")
-    if not prompt:
+def _messages(prompt: object) -> list[dict[str, Any]]:
+    """The messages of a prompt that is no text, as chat templates take them."""
+    if isinstance(prompt, Sequence) and not prompt:
         raise PromptError("the prompt is empty")
-    for number, message in enumerate(() if isinstance(prompt, str) else prompt, start=1):
-        if not (isinstance(message, Mapping) and "role" in message and _has_content(message)):
-            raise ArgumentError(f"{wanted}; item {number} is {message!r:.60}")
-
-
-def _has_content(message: Mapping[str, Any]) -> bool:
-    """Whether a message has a text or typed parts, or calls tools."""
-    content = message.get("content")
-    if not isinstance(content, list | tuple):
-        return isinstance(content, str) or "tool_calls" in message
-    return all(
-        isinstance(part, Mapping)
-        and (part.get("type") != "text" or isinstance(part.get("text"), str))
-        for part in content
-    )
+    try:
+        return for_template(_MESSAGES.validate_python(prompt))
+    except ValidationError as error:
+        example = {"role": "user", "content": "Hello"}
+        raise ArgumentError(
+            f"a prompt is a text, or a list of messages such as {example}; {flaw(error)}"
+        ) from None
 
 
 def load(name: str | Path = "demo", **options: Any) -> Model:

@@ -17,7 +17,7 @@ from .errors import NoEmbeddingError, UsageError, counted
 from .options.answer import KEEP_MEMORY, ChatRequest, bytes_in
 from .repl import commands
 from .repl.chat import Chat, ChatState
-from .repl.journal import Journal, KeptChat, kept_chats, newest, saved
+from .repl.journal import Journal, KeptChat, kept_chats, newest, rows_of, saved
 from .repl.reader import (
     LEAVE,
     Reader,
@@ -45,7 +45,7 @@ def run(request: ChatRequest) -> int:
     texts = pool_file.check(request)
     if request.list_chats:
         terminal = Terminal(request.color)
-        screen.print_rows(terminal.console(sys.stdout), commands.rows_of(kept_chats()))
+        screen.print_rows(terminal.console(sys.stdout), rows_of(kept_chats()))
         return 0
     journal, state, earlier = Journal(), None, None
     if request.load is not None or request.resume:

@@ -16,19 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
-    model_validator,
 )
 
 from . import files
 from .errors import LadeError, UsageError, describe_error, flaw
-from .session.chat_template import REASONING_KEYS, ChatMessage
-from .session.conversation import as_parts
+from .session.chat_template import ChatMessage
+from .session.conversation import GivenMessage, for_template
 from .session.dialogue import Row
 
 BUILTIN = "builtin"
@@ -41,52 +37,6 @@ EXAMPLE = 'write rows like {"prompt": "Hello"}'
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
-class _Part(BaseModel):
-    """A part of a message; only text can be read."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _content(value: Any) -> Any:
-    """Return a content as typed parts; messages that call tools may have none."""
-    return None if value is None else as_parts(value)
-
-
-class _Message(BaseModel):
-    """A message in OpenAI's form; other keys go to the chat template."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[_Part] | None, BeforeValidator(_content)] = None
-    tool_calls: list[dict[str, Any]] | None = None
-    reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
-
-    @model_validator(mode="after")
-    def _says_something(self) -> _Message:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("its content must be text, or a list of parts")
-        return self
-
-    @property
-    def text(self) -> str:
-        """The whole content."""
-        return "".join(part.text for part in self.content or ())
-
-    def for_template(self) -> ChatMessage:
-        """Return the message for chat templates."""
-        parts = [part.model_dump() for part in self.content or ()]
-        values = {
-            **(self.model_extra or {}),
-            "role": self.role,
-            "content": self.content and (parts if len(parts) > 1 else self.text),
-            "tool_calls": self.tool_calls,
-            "reasoning": self.reasoning,
-        }
-        return {key: value for key, value in values.items() if value is not None}
-
-
 class _Line(BaseModel):
     """A line of a file; `messages` may begin with a message in place of `system`."""
 
@@ -95,7 +45,7 @@ class _Line(BaseModel):
     system: str | None = None
     prompt: str | None = None
     turns: list[str] = []
-    messages: list[_Message] = []
+    messages: list[GivenMessage] = []
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     functions: None = None  # an older form of `tools`, which is refused
@@ -301,7 +251,7 @@ def _said(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
         raise ValueError(
             f"the last message is the {last.role}'s, and must be a text of the user's, or a tool's"
         )
-    return (), [*system, *(message.for_template() for message in line.messages)]
+    return (), [*system, *for_template(line.messages)]
 
 
 def _fetch(name: str, offline: bool) -> tuple[Row, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +16,6 @@ from transformers import AutoModelForCausalLM
 import ladecli
 from ladecli.api import Model
 from ladecli.profiles import user
-from tests.support.hub import DEMO
 
 pytestmark = pytest.mark.slow
 
@@ -39,18 +36,6 @@ def test_three_lines(demo: Model) -> None:
     assert end.figures["seconds"].keys() == {"prefill", "decode"}
     assert end.reason in ("length", "eos")
     assert "".join(piece.text for step in steps for piece in step.pieces) + end.rest == text
-
-
-def test_all_strategies_say_the_same(demo: Model) -> None:
-    def texts(**options: object) -> set[str]:
-        return {
-            demo.generate("class Queue:\n", max_new_tokens=24, strategy=strategy, **options)
-            for strategy in ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
-        }
-
-    paper = ladecli.LookaheadConfig(7, 5, 7, sources=("trajectory",))
-    assert len(texts() | texts(lookahead=paper)) == 1
-    assert len(texts(temperature=0.9, seed=1)) == 1
 
 
 def test_drawn_tokens_follow_the_models_distribution(model_folder: str) -> None:
@@ -84,12 +69,6 @@ def test_conversations_go_through_the_template(demo: Model) -> None:
     assert "<|" not in answer
 
 
-def test_stop_strings(demo: Model) -> None:
-    whole = demo.generate("def ", max_new_tokens=30, ignore_eos=True)
-    for stop in ("(", ["("], ("(",)):
-        assert demo.generate("def ", max_new_tokens=30, stop=stop) == whole.split("(")[0]
-
-
 @pytest.mark.parametrize(
     ("prompt", "options", "kind", "message"),
     [
@@ -99,20 +78,21 @@ def test_stop_strings(demo: Model) -> None:
         ("def ", {"top_p": 2.0}, ladecli.ConfigError, r"top-p must be in \(0, 1\], not 2.0"),
         ("def ", {"max_new_tokens": 0}, ladecli.UsageError, "max-new-tokens must be at least 1"),
         ("def ", {"max_new_tokens": "3"}, TypeError, "max_new_tokens must be a whole number"),
-        ("def ", {"stop": ["a", None]}, TypeError, "stop must be a list of texts, not "),
         ("def ", {"temperature": "hot"}, TypeError, "temperature must be a number, not 'hot'"),
-        ("def ", {"ignore_eos": "no"}, TypeError, "ignore_eos must be true or false, not 'no'"),
         ("def ", {"foo": 1}, TypeError, r"stream\(\) has no option 'foo'"),
         ("def ", {"draft_text": 5}, TypeError, "draft_text must be a text"),
         ("def ", {"lookahead": {"window": 2}}, TypeError, "lookahead must be a LookaheadConfig"),
         ([HI], {"chat_template": 5}, TypeError, "chat_template must be a name, not 5"),
-        ([HI], {"template_args": [1]}, TypeError, "template_args must be a dict"),
         ([HI], {"template_args": {1: 2}}, TypeError, "the names in template_args must be a text"),
-        ([HI | {"content": ["hi"]}], {}, TypeError, "; item 1 is "),
-        ([HI | {"content": [{"type": "text"}]}], {}, TypeError, "; item 1 is "),
+        (
+            [HI | {"content": [{"type": "text"}]}],
+            {},
+            TypeError,
+            "; 1 content 1 text: ",
+        ),
         (3, {}, TypeError, "a prompt is a text, or a list of messages"),
-        ([1, 2], {}, TypeError, "; item 1 is 1"),
-        ([HI, {"content": "a"}], {}, TypeError, "; item 2 is "),
+        ([1, 2], {}, TypeError, "; 1: "),
+        ([HI, {"content": "a"}], {}, TypeError, "; 2 role: it is missing"),
     ],
 )
 def test_what_cannot_be_generated(
@@ -131,7 +111,6 @@ def test_what_cannot_be_generated(
         ({"profile": "x"}, ladecli.UsageError, "unknown profile"),
         ({"attention": "x"}, ladecli.UsageError, "unknown attention 'x'; use one of auto,"),
         ({"budget": 0}, ladecli.ConfigError, "budget"),
-        ({"budget": True}, TypeError, "budget must be a whole number, not True"),
         ({"sources": 5}, TypeError, "sources must be a text, not "),
         ({"adapter": 3}, TypeError, "adapter must be a list of texts, not 3"),
         ({"temperature": 1.0}, TypeError, r"load\(\) has no option 'temperature'"),
@@ -162,13 +141,6 @@ def test_a_template_has_the_variables_of_each_call(demo: Model, tmp_path: Path) 
         assert demo.generate([message], **options) == plain
 
 
-def test_all_errors_have_one_base_and_a_model_says_what_it_is(demo: Model) -> None:
-    errors = [getattr(ladecli, name) for name in ladecli.__all__ if name.endswith("Error")]
-    assert len(errors) > 6
-    assert all(issubclass(error, ladecli.Error) for error in errors)
-    assert repr(demo) == "<ladecli.Model demo on cpu in float32>"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -189,15 +161,6 @@ def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
         model = ladecli.load("demo")
     assert model.notices == (str(caught[0].message),)
     assert caught[0].filename == __file__, "they point at the call"
-
-
-def test_the_demo_is_small_and_complete() -> None:
-    sizes = {path.name: path.stat().st_size for path in DEMO.iterdir()}
-    assert sum(sizes.values()) < 8_000_000
-    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= sizes.keys()
-    config = json.loads((DEMO / "config.json").read_text())
-    assert config["model_type"] == "llama"
-    assert config["dtype"] == "bfloat16"
 
 
 def test_a_session_keeps_what_it_learned_or_was_handed_over(demo: Model) -> None:
@@ -225,13 +188,6 @@ def test_a_session_keeps_what_it_learned_or_was_handed_over(demo: Model) -> None
     demo.session.start_over()
     assert len(demo.session.drafts.context.corpus) < 1 << 17
     assert decode()[1] < steps
-    # Threads wait until a step is over.
-    thread = threading.Thread(target=demo.session.add_draft_text, args=("def f():",))
-    with demo.session.decoder.lock:
-        thread.start()
-        thread.join(0.1)
-        assert thread.is_alive()
-    thread.join()
     half_updated = demo.session.drafts
     half_updated.broken = True  # Ctrl-C in the middle of an update
     assert decode()[1] < steps

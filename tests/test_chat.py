@@ -17,8 +17,6 @@ from unittest.mock import Mock
 import pytest
 
 from ladecli.decoder.decoder import Decoder
-from ladecli.errors import LadeError
-from ladecli.repl.journal import Journal
 from ladecli.session.conversation import Conversation, from_json
 from ladecli.trace.format import read_trace
 from tests.support.files import file_sizes
@@ -140,18 +138,6 @@ def test_errors_cost_neither_the_conversation_nor_the_chat(talk: Lade, monkeypat
     assert chat.said[0::2] == [QUESTIONS[0], "more"]
 
 
-def test_a_hostile_chat_cannot_drive_the_terminal(talk: Lade, tmp_path: Path) -> None:
-    evil = "\x1b]52;c;eA==\x07\x9b31m\x1b[2J"
-    path, page = tmp_path / "chat.json", tmp_path / "chat.md"
-    saved = Conversation(f"system{evil}").asked(f"asked{evil}").answered(f"said{evil}")
-    path.write_text(saved.as_json("demo"), encoding="utf-8")
-    lines = (f"/load {path}", f"/save {page}", "/system", "/undo", f"/load {evil}", f"/{evil}")
-    shown = talk(*lines, f"/set stop {evil}", f"/show x{evil}")
-    assert "asked" in shown.err
-    for text in (shown.out, shown.err, page.read_text()):
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
-
-
 @pytest.mark.slow
 def test_every_end_keeps_the_chat(talk: Lade, lade: Lade, monkeypatch: Any, tmp_path: Path) -> None:
     # What a pipe sent wrongly it can send again, and an empty chat is none.
@@ -251,20 +237,6 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert "there is no conversation to continue" in lade("chat", "--continue").refused()
 
 
-def test_a_change_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
-    """As on a full disk."""
-    asked, journal = Conversation("Be brief.").asked("a" * 90), Journal()
-    journal.path = tmp_path / "1.json"
-    journal.record(asked, "demo")
-    with file_sizes(30), pytest.raises(LadeError, match="too large"):
-        journal.record(asked.answered("b" * 90), "demo")
-    assert from_json(journal.path.read_text()).conversation == asked
-    assert [*tmp_path.iterdir()] == [journal.path]
-    for now in (Conversation(), asked.answered("c")):
-        journal.record(now, "demo")
-        assert from_json(journal.path.read_text()).conversation == now
-
-
 def test_a_damaged_chat_hides_no_older_one(talk: Lade, lade: Lade, tmp_path: Path) -> None:
     kept = talk("Grüße", options="-n 5", home=tmp_path).file
     cut = kept.read_bytes().index("ü".encode()) + 1
@@ -324,7 +296,6 @@ REFUSED = (
     ("/xyzzy", "/help lists all"),
     ("/undo", "no message yet"),
     ("/regenerate", "no message yet"),
-    ("/undo 2", "/undo takes no arguments"),
     ("/stats", "no figures yet"),
     ("/compare", "no reply to compare"),
     ("/save", "name a file: /save FILE"),
@@ -332,21 +303,15 @@ REFUSED = (
     ("/load", "name a file: /load FILE"),
     ("/load nowhere.json", "there is no file nowhere.json; check the path"),
     ("/paste /bin/sh", "the file /bin/sh is binary"),
-    ("/draft nowhere.py", "there is no file nowhere.py"),
-    ("/help xyzzy", "no command /xyzzy"),
     ("/set temprature 1", "did you mean temperature?"),
     ("/set temperature hot", "temperature must be a number, not 'hot'"),
-    ("/set top-k 1.5", "top-k must be a whole number, not '1.5'"),
-    ("/set markdown maybe", "markdown must be on or off, not 'maybe'"),
     ('/set stop ""', "stop needs a text"),
     ("/set strategy magic", "unknown strategy 'magic'; use one of"),
     ("/set dtype float16", "dtype can only be set at start"),
     ("/set system Be brief.", "/system TEXT changes it"),
-    ("/set draft-text a.txt", "/draft FILE adds one"),
     ("/set origins x", "no option 'origins'"),
-    ("/profile moon", "unknown profile 'moon'; known profiles: "),
+    ("/set profile moon", "unknown profile 'moon'; known profiles: "),
     ("/show info", "no option 'info'; one of strategy, "),
-    ("/show nothing-like-it", "no option 'nothing-like-it'; one of strategy, "),
 )
 
 
@@ -366,17 +331,15 @@ SETTINGS = (
     ("/set repetition_penalty 1.25", "repetition-penalty  1.25"),
     ("/set --stop END OF IT", "stop  END OF IT"),
     ("/set -t 0.125", "temperature  0.125"),
-    ("/set markdown off", "markdown  off"),
     ("/set ignore-eos yes", "ignore-eos  on"),
     ("/set max-new-tokens none", "max-new-tokens  until the context is full"),
     ("/set max-new-tokens default", "max-new-tokens  2048"),
     ("/set stop off", "stop  none"),
     ("/set stop \\n\\t", "stop  \\n\\t"),
     ('/set stop " a b "', "stop   a b "),
-    ("/set top-k off", "top-k  0"),
     ("/set stats default", "stats  on"),
     ("/SET strategy jacobi", "strategy  jacobi"),
-    ("/profile a100", "profile  a100"),
+    ("/set profile a100", "profile  a100"),
 )
 TAKEN_BACK = ("max-new-tokens  2048", "stats")
 
@@ -427,7 +390,6 @@ EDITS: tuple[tuple[list[Any], list[str], str | None], ...] = (
     (["one", "/edit", "two"], ["two"], "one"),
     (["one", "/edit two"], ["two"], None),
     (["one", "/edit", "", "two"], ["one", "two"], "one"),
-    (["one", "/edit", ctrl_c, "two"], ["one", "two"], "one"),
     (["one", "two", "/edit", "/undo", "new"], ["one", "new"], "two"),
     (["one", "/edit", "/reset", "new"], ["new"], "one"),
     ([" /undo", "/edit", " /undo !"], ["/undo !"], " /undo"),
@@ -541,16 +503,9 @@ def test_compare_decodes_the_same_text_again(talk: Lade, monkeypatch: Any, tmp_p
     rows = r"^(?:> )?lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1"
     assert re.search(rows, chat.err, re.M)
     assert re.search(r"^same text · \d+\.\d\d× as fast .*\d runs? of each\)$", chat.err, re.M)
-    assert re.search(r"another text from token 1 on.*--batch-invariant", chat.err, re.S)
+    assert re.search(r"another text from token 1 on.*--dtype float32", chat.err, re.S)
     assert "no reply to compare" in chat.notices[0]
     assert "too short to compare" in chat.err
-
-
-@pytest.mark.slow
-def test_compare_knows_a_reply_from_another_with_its_text(talk: Lade) -> None:
-    chat = talk("def", "def", "def", "/undo", "/compare", options="-n 1 -t 0")
-    assert chat.said[1] == chat.said[3], "the test needs replies that are alike"
-    assert "no reply to compare" in chat.notices[-1]
 
 
 def test_a_model_without_a_template(talk: Lade, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 
-TURNS, MOST_ROWS = 2, 24
-"""How much of an earlier conversation is shown: messages of the user, and rows of each message."""
+TURNS = 2
+"""How much of an earlier conversation is shown, in messages of the user."""
 GO_ON = 'the message "go on" asks for more, and /set max-new-tokens sets another limit'
 """A hint for a reply that reached the default limit."""
 KEPT_EVERY = 3.0
@@ -149,11 +149,6 @@ class Chat:
         stands = self.replies and last and last[0] is self.replies[-1].message
         return self.replies[-1] if stands else None
 
-    @property
-    def read_by_model(self) -> list[str]:
-        """The texts of the conversation that the model sees."""
-        return [message["content"] for message in self.conversation.for_template()]
-
     def note(self, line: str) -> None:
         """Print a remark on stderr."""
         if not self.request.quiet:
@@ -180,10 +175,7 @@ class Chat:
             renderer = MarkdownRenderer(self.request.markdown and not own, False, False)
             text = "> " + message.content.replace("\n", "\n  ") if own else message.content
             rows, last = renderer.feed([Piece(text)], self.console.width)
-            rows.append(last)
-            if len(rows) > MOST_ROWS:
-                self.note(f"({len(rows) - MOST_ROWS} lines above)")
-            for row in rows[-MOST_ROWS:]:
+            for row in (*rows, last):
                 self.console.print(row, soft_wrap=True, end=row.end)
             if message.interrupted:
                 self.note("(stopped)")
@@ -374,7 +366,7 @@ class Chat:
         Raises:
             UsageError: the model's template refuses it.
         """
-        return self.session.encode_talk(conversation.for_template(), self.request.template(True))
+        return self.session.encode_chat(conversation.for_template(), self.request.template(True))
 
     def check_template(self, conversation: Conversation) -> None:
         """Refuse a conversation that the template refuses: better now than with the next message.

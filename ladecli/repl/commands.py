@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from textwrap import shorten
 from typing import NamedTuple
@@ -26,14 +26,12 @@ from ..session.grammar import grammar_of
 from ..visualize import style_of
 from .chat import Chat
 from .compare import compare_again
-from .journal import KeptChat, kept_chats, saved
+from .journal import QUOTED, kept_chats, rows_of, saved
 from .reader import escape
-from .settings import LIVE, TUNED, change, find_live, find_option, in_effect, suggestion, values_of
+from .settings import LIVE, change, find_live, find_option, in_effect, suggestion, values_of
 
 Action = Callable[[Chat, str], None]
 _COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
-LINE = 60
-"""Characters of a message that is quoted."""
 NONE = "none"
 """The argument that takes something away."""
 
@@ -132,8 +130,6 @@ class CommandCompleter(Completer):
                 names = COMMANDS
             case ["set" | "show"]:
                 names = LIVE
-            case ["profile"]:
-                names = values_of("profile")
             case ["set", option]:
                 names = values_of(option)
         for name in names:
@@ -159,24 +155,24 @@ def system(chat: Chat, text: str) -> None:
 @command("/regenerate")
 def regenerate(chat: Chat, _: str) -> None:
     """Answer the last message again."""
-    _last_question(chat)
+    asked = chat.conversation.without_reply()
     if chat.settings().sampling.greedy or chat.request.seed is not None:
         chat.note("the same reply again: /set temperature 0.8 and seed default give others")
-    chat.answer(chat.conversation.without_reply())
+    chat.answer(asked)
 
 
 @command("/undo")
 def undo(chat: Chat, _: str) -> None:
     """Take back the last message and its reply."""
-    question = _last_question(chat)
+    question = chat.conversation.last_question
     chat.conversation = chat.conversation.without_exchange()
-    chat.note(f"taken back: {shorten(question, LINE)}")
+    chat.note(f"taken back: {shorten(question, QUOTED)}")
 
 
 @command("/edit [TEXT]")
 def edit(chat: Chat, text: str) -> None:
     """Change the last message, and have it answered again."""
-    question = _last_question(chat)
+    question = chat.conversation.last_question
     if not text and not chat.reader.interactive:
         raise UsageError("give the new text: /edit TEXT")
     chat.base = chat.conversation.without_exchange()
@@ -216,8 +212,6 @@ def draft(chat: Chat, name: str) -> None:
     text, title = files.read_text(name), files.expanded(name).name
     added = chat.session.add_draft_text(text)
     chat.note(f"drafts know {title} ({counted(added, 'token')})")
-    if any(text.strip() in message for message in (*chat.attached, *chat.read_by_model)):
-        chat.note(f"({title} is in this chat already: as a draft text it adds nothing)")
 
 
 @command("/json FILE")
@@ -302,14 +296,6 @@ def copy(chat: Chat, _: str) -> None:
     chat.note(f"{counted(len(text), 'character')} sent to the terminal's clipboard")
 
 
-def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each kept chat: its number, what it began with, and where that was."""
-    for number, chat in enumerate(kept, start=1):
-        messages = chat.conversation.messages
-        about = f"{counted(len(messages), 'message')} · {chat.where}"
-        yield str(number), printable(shorten(messages[0].content, LINE)), printable(about)
-
-
 # Options.
 
 
@@ -326,7 +312,6 @@ def set_option(chat: Chat, argument: str) -> None:
 
     "default" is the value without flags and config file; "off" switches off.
     """
-    argument = argument.removeprefix("parameter ").lstrip()  # which Ollama has before the name
     name, *value = re.split(r"[ =]", argument, maxsplit=1)  # NAME=VALUE does, too
     if not value or not value[0]:
         show(chat, name)
@@ -335,43 +320,23 @@ def set_option(chat: Chat, argument: str) -> None:
     chat.change(change(chat.request, name, value[0].strip()))
     chat.show_new_notices()
     # Also the options that changed because of it.
-    after = in_effect(chat)
-    changed = (key for key in _in_use(chat, LIVE) if after[key] != before[key])
-    _show(chat, dict.fromkeys((name, *changed)))
+    rows = in_effect(chat)
+    changed = (key for key in LIVE if rows[key] != before[key])
+    chat.print_rows((key, *rows[key]) for key in dict.fromkeys((name, *changed)))
 
 
 @command("/show [NAME]")
 def show(chat: Chat, name: str) -> None:
     """Show options, and where their values come from.
 
-    Without a NAME, options of a lookahead window are left out if none runs.
+    A lookahead window (window, ngram, guesses) runs if sources have trajectory.
+
+    The profile says how large a step pays on a machine: budget is the most tokens of a step,
+    sources are where drafts come from. lade tune measures one for this machine.
     """
-    _show(chat, [find_option(name).name] if name else _in_use(chat, LIVE))
-
-
-@command("/profile [NAME]")
-def profile(chat: Chat, name: str) -> None:
-    """Show the hardware profile, or take another.
-
-    A profile says how large a step pays on a machine: budget is the most tokens of a step, sources
-    are where drafts come from. lade tune measures one for this machine.
-    """
-    if name:
-        set_option(chat, f"profile {name}")
-    else:
-        _show(chat, _in_use(chat, ("profile", *TUNED)))
-
-
-def _show(chat: Chat, names: Iterable[str]) -> None:
     rows = in_effect(chat)
-    chat.print_rows((name, *rows[name]) for name in names)
-
-
-def _in_use(chat: Chat, names: Iterable[str]) -> list[str]:
-    """The options among these that do something."""
-    settings = chat.settings()
-    window = settings.strategy == "lookahead" and "trajectory" in settings.lookahead.sources
-    return [name for name in names if window or name not in ("window", "ngram", "guesses")]
+    names = [find_option(name).name] if name else LIVE
+    chat.print_rows((key, *rows[key]) for key in names)
 
 
 # Figures.
@@ -452,15 +417,3 @@ def show_help(chat: Chat, name: str) -> None:
 def leave(chat: Chat, _: str) -> None:
     """Leave (Ctrl-D too)."""
     chat.leaving = True
-
-
-def _last_question(chat: Chat) -> str:
-    """Return the user's last message.
-
-    Raises:
-        UsageError: there is none.
-    """
-    question = chat.conversation.last_question
-    if question is None:
-        raise UsageError("there is no message yet; send one first")
-    return question

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ..errors import counted
 from ..events import TextStep
 from ..metrics import Tally, first_difference, ratio, total
-from ..session.setup import why_not_invariant
 from ..view import screen
 from ..view.terminal import ctrl_c
 
@@ -35,13 +34,9 @@ def compare_again(chat: Chat, reply: Reply) -> None:
                 chat.note("comparison stopped")
                 return
             if (index := first_difference(reply.tally.token_ids, tally.token_ids)) is not None:
-                alike = why_not_invariant(chat.session.loaded) is None
-                why = (
-                    f"another text from token {index + 1} on: arithmetic of this precision broke a"
-                    " near-tie differently in a wider step;"
-                    f" {'--batch-invariant' if alike else '--dtype float32'} is exact"
-                )
-                screen.line(chat.console, why, "yellow")
+                why = "arithmetic of this precision broke a near-tie differently in a wider step"
+                line = f"another text from token {index + 1} on: {why}; --dtype float32 is exact"
+                screen.line(chat.console, line, "yellow")
                 return
             tallies.append(tally)
     rows, count = [], counted(reply.tally.tokens, "token")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 from platformdirs import user_state_path
 
 from .. import files
-from ..errors import UsageError
+from ..errors import UsageError, counted, printable
 from ..session.conversation import Conversation, from_json
 
 KEPT = 100
 """Conversations that are kept; the oldest go first."""
+QUOTED = 60
+"""Characters of a message that is quoted."""
 
 
 class Journal:
@@ -107,6 +111,14 @@ def saved(name: str, own: Path | None = None) -> KeptChat:
         if name.endswith(".md"):
             fix = "because a .md is for reading; /save NAME without .md keeps a chat to load"
         raise UsageError(f"{name} is not a saved chat {fix}") from None
+
+
+def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each kept chat: its number, what it began with, and where that was."""
+    for number, chat in enumerate(kept, start=1):
+        messages = chat.conversation.messages
+        about = f"{counted(len(messages), 'message')} · {chat.where}"
+        yield str(number), printable(shorten(messages[0].content, QUOTED)), printable(about)
 
 
 def _read(path: Path) -> KeptChat:

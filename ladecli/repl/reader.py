@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -29,12 +28,10 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.dimension import AnyDimension, Dimension, to_dimension
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
-from rich.cells import cell_len
 
 from .. import files
 from ..errors import UsageError, printable
 from ..view.terminal import handling, is_dumb
-from ..visualize import SEPARATOR
 
 QUOTES = '"""'
 LEAVE = ("exit", "quit")
@@ -66,13 +63,6 @@ def escape(text: str) -> str:
 def unescape(text: str) -> str:
     """Return the message in an input."""
     return text[1:] if escape(text[1:].rstrip()) == text.rstrip() else text
-
-
-def fitting(line: str, columns: int) -> str:
-    """Return a line of parts without the last ones if a screen is too narrow for all."""
-    while cell_len(line) > columns and SEPARATOR in line:
-        line = line.rpartition(SEPARATOR)[0]
-    return line
 
 
 class Reader:
@@ -164,7 +154,6 @@ class TerminalReader(Reader):
         self._output = screen or create_output(always_prefer_tty=True)
         self._on_toggle = on_toggle
         self._toolbar = toolbar
-        self._trouble = ""  # of the newest input; the bar says it
         self._session: PromptSession[str] = PromptSession(
             [("class:prompt", "> ")],
             prompt_continuation=[("", "  ")],
@@ -195,7 +184,6 @@ class TerminalReader(Reader):
 
     def read(self, unsent: str = "") -> str:
         """Return the next message; Enter sends it, and one not sent yet stands in the input."""
-        self._trouble = ""
         # After a last line break only an empty line of a long text would be in sight.
         return unquote(self._session.prompt(default=unsent.rstrip("\n")))
 
@@ -244,7 +232,7 @@ class TerminalReader(Reader):
         """Return the line below the input."""
         if quotes_open(self._session.default_buffer.text):
             return f"{QUOTES} is open: close it to send"
-        return fitting(self._trouble or self._toolbar(), self._output.get_size().columns)
+        return self._toolbar()
 
     def _bindings(self) -> KeyBindings:
         """Return the keys that differ from prompt-toolkit's own for inputs of several lines."""
@@ -266,12 +254,6 @@ class TerminalReader(Reader):
 
         @keys.add("c-x", "c-e")
         def edit(event: KeyPressEvent) -> None:
-            editors = [os.environ.get(name, "") for name in ("VISUAL", "EDITOR")]
-            try:
-                [*map(shlex.split, editors)]  # prompt-toolkit fails at what cannot be split
-            except ValueError as error:
-                self._trouble = f"VISUAL or EDITOR names no editor: {error}"
-                return
             # Back to the prompt: a long message can be read once more before it is sent.
             event.current_buffer.open_in_editor(validate_and_handle=False)
 

@@ -30,12 +30,17 @@ Body: TypeAlias = ChatBody | TextBody | ResponsesBody | MessagesBody
 """The body of a request."""
 MOST_BYTES = 4 << 20
 """Of a body."""
-HELD_BYTES = 8 * MOST_BYTES
-"""Of all bodies that are not complete."""
 SMALL_BYTES = 64 << 10
-"""Of a body that is read whatever else is."""
+"""Of a body whose memory may stay with the C library."""
 AT_ONCE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers by which proxies (nginx) pass on a stream as it comes."""
+FORMS: dict[str, tuple[type[Body], Callable[[str, Any], Form]]] = {
+    "/v1/chat/completions": (ChatBody, ChatForm),
+    "/v1/completions": (TextBody, TextForm),
+    "/v1/responses": (ResponsesBody, ResponseForm),
+    "/v1/messages": (MessagesBody, MessagesForm),
+}
+"""The paths that are answered, with the forms of their requests and answers."""
 
 
 def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
@@ -75,75 +80,9 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
             raise Refused(404, f"the model here is {worker.name}", "model", "model_not_found")
         return model
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await desk.answer(request, ChatBody, ChatForm)
-
-    @app.post("/v1/completions")
-    async def complete(request: Request) -> Response:
-        return await desk.answer(request, TextBody, TextForm)
-
-    @app.post("/v1/responses")
-    async def respond(request: Request) -> Response:
-        return await desk.answer(request, ResponsesBody, ResponseForm)
-
-    @app.post("/v1/messages")
-    async def message(request: Request) -> Response:
-        return await desk.answer(request, MessagesBody, MessagesForm)
-
+    for path, (body, form) in FORMS.items():
+        app.post(path)(desk.answering(body, form))
     return app
-
-
-class _Reader:
-    """Reads requests, no larger and no slower than they must be.
-
-    Args:
-        worker: that answers.
-        seconds: for a client to send a body.
-    """
-
-    def __init__(self, worker: Worker, seconds: float) -> None:
-        self._worker, self._seconds = worker, seconds
-        self._held = 0  # bytes of bodies that are not complete
-
-    async def read(self, request: Request, kind: type[Body]) -> CompletionBody:
-        """What the body of a request wants.
-
-        Raises:
-            Refused: it is no such body.
-        """
-        # Forms of web pages cannot send it, whatever they write after the semicolon.
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if not re.fullmatch(r"application/([\w.-]+\+)?json", media):
-            raise Refused(415, "send JSON, with the header Content-Type: application/json")
-        try:
-            body = await asyncio.wait_for(self._body(request), self._seconds)
-            wanted = kind.model_validate_json(body).as_completion()
-        except asyncio.TimeoutError:
-            late = Refused(408, f"the body did not come within {self._seconds:g} s")
-            late.headers = {"Connection": "close"}
-            raise late from None
-        except ValidationError as error:
-            place = error.errors()[0]["loc"]
-            raise Refused(400, one_line(flaw(error)), str(place[0]) if place else None) from None
-        wanted.check()
-        return wanted
-
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        try:
-            async for piece in request.stream():
-                body += piece
-                self._held += len(piece)
-                if len(body) > MOST_BYTES:
-                    limit = f"{MOST_BYTES >> 20} MiB"
-                    raise Refused(413, f"the body is larger than {limit}; send less")
-                if len(body) > SMALL_BYTES and self._held > HELD_BYTES:
-                    raise Refused(503, "too many large bodies at once; ask again after a second")
-            return bytes(body)
-        finally:
-            self._held -= len(body)
-            self._worker.untidy |= len(body) > SMALL_BYTES
 
 
 def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
@@ -202,53 +141,82 @@ class _Desk:
 
     Args:
         worker: that answers.
-        request: the options of the server.
+        options: of the server.
 
     Attributes:
         open: the jobs that wait or are answered now.
     """
 
-    def __init__(self, worker: Worker, request: ServeRequest) -> None:
-        self._worker, self._most = worker, request.queue
-        self._reader = _Reader(worker, request.client_timeout)
+    def __init__(self, worker: Worker, options: ServeRequest) -> None:
+        self._worker, self._options = worker, options
         self.open: set[Job] = set()
 
-    async def answer(
-        self, request: Request, kind: type[Body], form_of: Callable[[str, Any], Form]
-    ) -> Response:
-        """The answer to a request: a stream, or an object.
+    def answering(
+        self, kind: type[Body], form_of: Callable[[str, Any], Form]
+    ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request of a kind: with a stream, or an object."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                wanted = await self._read(request, kind)
+            except Refused:
+                self._worker.counters.refuse()
+                raise
+            form = form_of(self._worker.name, wanted)
+            if not wanted.stream:
+                answers = []
+                for alone in wanted.alone():
+                    part = await _while_there(request, _whole(self._parts(alone)))
+                    answers.append(form.whole(part))
+                return JSONResponse(joined(answers))
+            parts = self._parts(wanted)
+            # What is wrong shows before the first part, and is no stream.
+            first = await _while_there(request, anext(parts))
+            events = _events(form, first, parts)
+            return StreamingResponse(events, media_type="text/event-stream", headers=AT_ONCE)
+
+        return answer
+
+    async def _read(self, request: Request, kind: type[Body]) -> CompletionBody:
+        """What the body of a request wants.
 
         Raises:
-            Refused: there is none; or it was cut short, of one that is no stream.
+            Refused: it is no such body.
         """
+        # Forms of web pages cannot send it, whatever they write after the semicolon.
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not re.fullmatch(r"application/([\w.-]+\+)?json", media):
+            raise Refused(415, "send JSON, with the header Content-Type: application/json")
+        seconds = self._options.client_timeout
         try:
-            wanted = await self._reader.read(request, kind)
-        except Refused:
-            self._worker.counters.refuse()
-            raise
-        form = form_of(self._worker.name, wanted)
-        if not wanted.stream:
-            answers = []
-            for alone in wanted.alone():
-                part = await _while_there(request, _whole(self._parts(alone)))
-                answers.append(form.whole(part))
-            return JSONResponse(joined(answers))
-        parts = self._parts(wanted)
-        # What is wrong shows before the first part, and is no stream.
-        first = await _while_there(request, anext(parts))
-        events = _events(form, first, parts)
-        return StreamingResponse(events, media_type="text/event-stream", headers=AT_ONCE)
+            body = await asyncio.wait_for(self._body(request), seconds)
+            wanted = kind.model_validate_json(body).as_completion()
+        except asyncio.TimeoutError:
+            late, close = f"the body did not come within {seconds:g} s", {"Connection": "close"}
+            raise Refused(408, late, headers=close) from None
+        except ValidationError as error:
+            place = error.errors()[0]["loc"]
+            raise Refused(400, one_line(flaw(error)), str(place[0]) if place else None) from None
+        wanted.check()
+        return wanted
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            self._worker.untidy |= len(body) > SMALL_BYTES
+            if len(body) > MOST_BYTES:
+                raise Refused(413, f"the body is larger than {MOST_BYTES >> 20} MiB; send less")
+        return bytes(body)
 
     async def _parts(self, wanted: CompletionBody) -> AsyncGenerator[Part]:
         """The parts of an answer, as they come; closed early, the answer ends within a step."""
         if self._worker.until < math.inf:
             raise ending()
-        if len(self.open) > self._most:
-            message = f"the queue of {self._most} is full; ask again after a second"
-            refusal = Refused(429, message, code="queue_full")
-            refusal.headers = {"Retry-After": "1"}
+        if len(self.open) > self._options.queue:
             self._worker.counters.refuse()
-            raise refusal
+            message = f"the queue of {self._options.queue} is full; ask again after a second"
+            raise Refused(429, message, code="queue_full", headers={"Retry-After": "1"})
         loop, found = asyncio.get_running_loop(), asyncio.Queue[Part | Refused]()
 
         def take(part: Part | Refused) -> None:

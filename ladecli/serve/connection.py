@@ -8,14 +8,10 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PROBE_SECONDS = 0.5
-"""Seconds from one probe of a half-closed connection to the next; the second one may fail."""
-
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with limits of time, and with answers for half-closed connections.
-
-    uvicorn itself waits for a head, for a body and for a reader without an end.
+    """uvicorn's HTTP/1.1 with limits of time: uvicorn itself waits for a head, for a body and for a
+    reader without an end.
 
     Args:
         patience: seconds for a head, for the rest of a body that was answered early, and for a
@@ -48,18 +44,6 @@ class TimedProtocol(H11Protocol):
         self._cancel_timer()
         super().connection_lost(exc)
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection until a request that is complete was answered."""
-        if not self._answering or self.conn.their_state is h11.SEND_BODY:
-            return False
-        self.cycle.keep_alive = False
-        self.loop.call_later(PROBE_SECONDS, self._probe)
-        return True
-
-    @property
-    def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -71,15 +55,7 @@ class TimedProtocol(H11Protocol):
     def _give_up(self) -> None:
         """Close the connection if only the client is waited for."""
         unread = self.flow.write_paused or self.transport.is_closing()
-        unfinished = not self._answering and self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        answering = self.cycle is not None and not self.cycle.response_complete
+        unfinished = not answering and self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
         if unread or unfinished:
             self.transport.abort()
-
-    def _probe(self) -> None:
-        """Write an interim response, which fails if the client has closed the other half too."""
-        if self.transport.is_closing() or self.cycle.response_started:
-            return
-        if self.cycle.scope["http_version"] == "1.1":  # HTTP/1.0 has none
-            head = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-            self.transport.write(self.conn.send(head))
-            self.loop.call_later(PROBE_SECONDS, self._probe)

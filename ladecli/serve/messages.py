@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -60,12 +59,13 @@ class MessagesBody(RequestObject):
             "tool_choice": tool_choice,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "stop": self.stop_sequences,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stream": self.stream,
         }
-        same = ("max_tokens", "temperature", "top_p", "top_k", "stream")
-        fields |= {name: getattr(self, name) for name in same}
-        return ChatBody.model_validate(
-            {key: value for key, value in fields.items() if value is not None}
-        )
+        return ChatBody.model_validate(fields)
 
 
 def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -80,10 +80,7 @@ def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if kind == "text":
             texts.append({"type": "text", "text": block.get("text")})
         elif kind == "tool_use":
-            function = {
-                "name": block.get("name"),
-                "arguments": json.dumps(block.get("input") or {}),
-            }
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
             said = block.get("content") or ""
@@ -93,9 +90,12 @@ def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         elif kind != "redacted_thinking":
             raise Refused(400, f"messages: blocks of the type {kind} are not known here")
     if texts or calls:
-        thought = {"reasoning_content": reasoning} if reasoning else {}
-        called = {"tool_calls": calls} if calls else {}
-        yield {"role": role, "content": texts or None, **called, **thought}
+        yield {
+            "role": role,
+            "content": texts or None,
+            "reasoning": reasoning,
+            "tool_calls": calls,
+        }
 
 
 class MessagesForm:
@@ -108,17 +108,14 @@ class MessagesForm:
 
     def __init__(self, model: str, wanted: ChatBody) -> None:
         self._about = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
-        self._blocks = 0  # that have begun
-        self._open: str | None = None  # the type of the one that is being written
+        self._blocks: list[dict[str, Any]] = []  # so far
+        self._open: str | None = None  # the type of the last one, if it goes on
 
     def whole(self, part: Part) -> dict[str, Any]:
         """See `Form.whole`."""
-        content: list[dict[str, Any]] = []
-        if part.reasoning:
-            content.append({"type": "thinking", "thinking": part.reasoning, "signature": ""})
-        if part.text or not part.calls:
-            content.append({"type": "text", "text": part.text})
-        content += [_block(call.name, call.arguments) for call in part.calls]
+        for _ in self.add(part):
+            pass
+        content = self._blocks or [{"type": "text", "text": ""}]
         return self._about | {"content": content} | _ending(part) | {"usage": _usage(part)}
 
     def begin(self) -> Iterator[str]:
@@ -129,14 +126,18 @@ class MessagesForm:
 
     def add(self, part: Part) -> Iterator[str]:
         """See `Form.add`."""
-        if part.reasoning:
-            yield from self._written("thinking", part.reasoning)
-        if part.text:
-            yield from self._written("text", part.text)
+        for kind, text in (("thinking", part.reasoning), ("text", part.text)):
+            if text:
+                if self._open != kind:
+                    signature = {"signature": ""} if kind == "thinking" else {}
+                    yield from self._begun({"type": kind, kind: "", **signature})
+                self._blocks[-1][kind] += text
+                yield self._delta({"type": f"{kind}_delta", kind: text})
         for call in part.calls:
-            yield from self._closed()
-            yield from self._begun("tool_use", _block(call.name, {}))
-            yield from self._delta("input_json_delta", partial_json=call.arguments_text)
+            block = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
+            yield from self._begun(block)
+            block["input"] = call.arguments
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments_text})
 
     def end(self, part: Part) -> Iterator[str]:
         """See `Form.end`."""
@@ -149,30 +150,21 @@ class MessagesForm:
         told = {"type": error["error"]["type"], "message": error["error"]["message"]}
         return _event("error", error=told)
 
-    def _written(self, kind: str, text: str) -> Iterator[str]:
-        """Yield the events of more text of a block of a type."""
-        if self._open != kind:
-            yield from self._closed()
-            yield from self._begun(kind, {"type": kind, kind: ""})
-        yield from self._delta(f"{kind}_delta", **{kind: text})
+    def _begun(self, block: dict[str, Any]) -> Iterator[str]:
+        """Yield the event of a new block, after the end of the one before."""
+        yield from self._closed()
+        self._blocks.append(block)
+        self._open = block["type"]
+        yield _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
 
-    def _begun(self, kind: str, block: dict[str, Any]) -> Iterator[str]:
-        yield _event("content_block_start", index=self._blocks, content_block=block)
-        self._open, self._blocks = kind, self._blocks + 1
-
-    def _delta(self, kind: str, **content: str) -> Iterator[str]:
-        delta = {"type": kind, **content}
-        yield _event("content_block_delta", index=self._blocks - 1, delta=delta)
+    def _delta(self, delta: dict[str, str]) -> str:
+        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _closed(self) -> Iterator[str]:
         """Yield the event that ends the open block."""
         if self._open is not None:
-            yield _event("content_block_stop", index=self._blocks - 1)
+            yield _event("content_block_stop", index=len(self._blocks) - 1)
         self._open = None
-
-
-def _block(name: str, arguments: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": new_id("toolu_"), "name": name, "input": arguments}
 
 
 def _ending(part: Part) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..session.tool_calls import ToolCall
 from .forms import event, new_id
 from .schema import ChatBody, Refused, RequestObject
 from .worker import Part
@@ -63,9 +63,7 @@ class ResponsesBody(RequestObject):
             "response_format": _format((self.text or {}).get("format")),
             "reasoning_effort": (self.reasoning or {}).get("effort"),
         }
-        return ChatBody.model_validate(
-            {key: value for key, value in fields.items() if value is not None}
-        )
+        return ChatBody.model_validate(fields)
 
     def _messages(self) -> list[dict[str, Any]]:
         """Return the messages of a conversation; calls join the message of the assistant."""
@@ -79,16 +77,14 @@ class ResponsesBody(RequestObject):
         for number, item in enumerate(items):
             kind = item.get("type", "message")
             if kind == "message":
-                content = _content(item.get("content"))
-                message = {"role": item.get("role"), "content": content}
-                if reasoning and item.get("role") == "assistant":
-                    message["reasoning_content"] = reasoning
+                message = {"role": item.get("role"), "content": _content(item.get("content"))}
+                if message["role"] == "assistant":
+                    message["reasoning"] = reasoning
                 messages.append(message)
                 reasoning = ""
             elif kind == "function_call":
                 if not messages or messages[-1]["role"] != "assistant":
-                    thought = {"reasoning_content": reasoning} if reasoning else {}
-                    messages.append({"role": "assistant", "content": None} | thought)
+                    messages.append({"role": "assistant", "reasoning": reasoning})
                     reasoning = ""
                 function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -136,14 +132,12 @@ class ResponseForm:
         self._about = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
         self._model = model
         self._number = 0  # of the next event
-        self._items: list[dict[str, Any]] = []
+        self._items: list[dict[str, Any]] = []  # that are complete
         self._open: dict[str, Any] | None = None  # the item that is being written
 
     def whole(self, part: Part) -> dict[str, Any]:
         """See `Form.whole`."""
-        for _ in self._added(part):
-            pass
-        for _ in self._closed():
+        for _ in chain(self.add(part), self._closed()):
             pass
         return self._response(part)
 
@@ -154,7 +148,23 @@ class ResponseForm:
 
     def add(self, part: Part) -> Iterator[str]:
         """See `Form.add`."""
-        yield from self._added(part)
+        for kind, text in (("reasoning", part.reasoning), ("message", part.text)):
+            if text:
+                if self._open is None or self._open["type"] != kind:
+                    yield from self._begun(kind)
+                yield self._grown(text)
+        for call in part.calls:
+            yield from self._closed()
+            item = {"id": new_id("fc_"), "type": "function_call", "call_id": new_id("")[:9]}
+            item |= {"name": call.name, "arguments": "", "status": "in_progress"}
+            yield self._about_item("response.output_item.added", item=item)
+            text = item["arguments"] = call.arguments_text
+            kind = "response.function_call_arguments"
+            yield self._about_item(f"{kind}.delta", item_id=item["id"], delta=text)
+            yield self._about_item(
+                f"{kind}.done", item_id=item["id"], arguments=text, name=call.name
+            )
+            yield self._done(item)
 
     def end(self, part: Part) -> Iterator[str]:
         """See `Form.end`."""
@@ -171,80 +181,52 @@ class ResponseForm:
         response = self._response(None) | {"status": "failed", "error": told}
         return self._event("response.failed", response=response)
 
-    def _added(self, part: Part) -> Iterator[str]:
-        """Yield the events of a part: of reasoning, text, and calls."""
-        if part.reasoning:
-            yield from self._written("reasoning", "rs_", part.reasoning)
-        if part.text:
-            yield from self._written("message", "msg_", part.text)
-        for call in part.calls:
-            yield from self._called(call)
+    def _begun(self, kind: str) -> Iterator[str]:
+        """Yield the events of a new item with text, after the end of the one before."""
+        yield from self._closed()
+        self._open = {"type": kind, "status": "in_progress", "content": []}
+        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._open |= {"id": new_id("msg_"), "role": "assistant"}
+        else:
+            self._open |= {"id": new_id("rs_"), "summary": []}
+        yield self._about_item("response.output_item.added", item=self._open)
+        self._open["content"].append(part)
+        if kind == "message":
+            yield self._about_part("content_part.added", part=part)
 
-    def _written(self, kind: str, prefix: str, text: str) -> Iterator[str]:
-        """Yield the events of more text of an item of a kind."""
-        if self._open is None or self._open["type"] != kind:
-            yield from self._closed()
-            role: dict[str, Any] = {"role": "assistant"}
-            about = role if kind == "message" else {"summary": []}
-            item: dict[str, Any] = {"id": new_id(prefix), "type": kind, "status": "in_progress"}
-            self._open = {**item, **about, "content": []}
-            yield self._event("response.output_item.added", item=dict(self._open), **self._place)
-            self._open["content"] = [self._part("")]
-            if kind == "message":
-                yield self._event(
-                    "response.content_part.added", part=self._part(""), **self._inside
-                )
-        self._open["content"][0]["text"] += text
-        yield self._event(f"{self._text}.delta", delta=text, logprobs=[], **self._inside)
+    def _grown(self, text: str) -> str:
+        """Return the event of more text of the open item."""
+        assert self._open is not None
+        (part,) = self._open["content"]
+        part["text"] += text
+        return self._about_part(f"{part['type']}.delta", delta=text, logprobs=[])
 
     def _closed(self) -> Iterator[str]:
         """Yield the events that end the open item."""
         if self._open is None:
             return
-        part = self._open["content"][0]
-        yield self._event(f"{self._text}.done", text=part["text"], logprobs=[], **self._inside)
+        (part,) = self._open["content"]
+        yield self._about_part(f"{part['type']}.done", text=part["text"], logprobs=[])
         if self._open["type"] == "message":
-            yield self._event("response.content_part.done", part=dict(part), **self._inside)
-        yield from self._done(self._open | {"status": "completed"})
-        self._open = None
+            yield self._about_part("content_part.done", part=part)
+        item, self._open = self._open, None
+        yield self._done(item)
 
-    def _called(self, call: ToolCall) -> Iterator[str]:
-        """Yield the events of a call, whole."""
-        yield from self._closed()
-        item = {"id": new_id("fc_"), "type": "function_call", "call_id": new_id("")[:9]}
-        item |= {"name": call.name, "arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", item=dict(item), **self._place)
-        where: dict[str, Any] = {"item_id": item["id"], **self._place}
-        kind, text = "response.function_call_arguments", call.arguments_text
-        yield self._event(f"{kind}.delta", delta=text, **where)
-        yield self._event(f"{kind}.done", arguments=text, name=call.name, **where)
-        yield from self._done(item | {"arguments": text, "status": "completed"})
-
-    def _done(self, item: dict[str, Any]) -> Iterator[str]:
-        yield self._event("response.output_item.done", item=item, **self._place)
+    def _done(self, item: dict[str, Any]) -> str:
+        item["status"] = "completed"
+        event = self._about_item("response.output_item.done", item=item)
         self._items.append(item)
+        return event
 
-    def _part(self, text: str) -> dict[str, Any]:
-        """Return the content of the open item."""
-        if self._open is not None and self._open["type"] == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    @property
-    def _text(self) -> str:
-        """The events of the open item's text."""
+    def _about_part(self, kind: str, **content: Any) -> str:
         assert self._open is not None
-        reasons = self._open["type"] == "reasoning"
-        return "response.reasoning_text" if reasons else "response.output_text"
+        place = {"item_id": self._open["id"], "content_index": 0}
+        return self._about_item(f"response.{kind}", **place, **content)
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"output_index": len(self._items)}
-
-    @property
-    def _inside(self) -> dict[str, Any]:
-        assert self._open is not None
-        return {"item_id": self._open["id"], "content_index": 0, **self._place}
+    def _about_item(self, kind: str, **content: Any) -> str:
+        return self._event(kind, output_index=len(self._items), **content)
 
     def _event(self, kind: str, **content: Any) -> str:
         self._number += 1

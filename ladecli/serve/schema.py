@@ -6,7 +6,7 @@ Fields that are not known are ignored, unless to ignore one would change what an
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from fastapi import HTTPException
 from pydantic import (
@@ -18,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..session.chat_template import ChatMessage
-from ..session.conversation import NotSupported, as_parts
+from ..session.conversation import GivenMessage, TextPart, as_parts
 
 PROMPTS = 100
 """Prompts of a request."""
@@ -53,49 +52,36 @@ class Refused(HTTPException):
         message: one line: what is wrong, and the fix.
         param: the field that is wrong.
         code: a name for programs.
+        headers: of the response.
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message)
+        super().__init__(status, message, headers)
         self.param, self.code = param, code
 
 
-_Effort: TypeAlias = Literal["none", "low", "medium", "high"]
+_LEVELS = {"minimal": "low", "xhigh": "high"}
+"""OpenAI's other levels of reasoning, as ours."""
 
 
-def _level(value: Any) -> Any:
-    """A level of reasoning of OpenAI's as one of ours."""
-    return (
-        {"minimal": "low", "xhigh": "high"}.get(value, value) if isinstance(value, str) else value
-    )
-
-
-def _stops(value: Any) -> Any:
-    """A text as a list of one."""
-    found = [value] if isinstance(value, str) else value
-    if not (found is None or (isinstance(found, list) and len(found) <= STOPS)):
-        raise ValueError(f"it must be a text, or a list of at most {STOPS} texts")
-    return found
-
-
-def _prompts(value: Any) -> Any:
-    """Return a prompt, or several, as a list; a prompt is a text, or the ids of its tokens."""
-    is_one = isinstance(value, str) or (
-        isinstance(value, list) and [*map(type, value[:1])] == [int]
-    )
-    return [value] if is_one else value
+def _one_or_more(value: Any) -> Any:
+    """Return a text, or the ids of its tokens, as a list of one."""
+    is_ids = isinstance(value, list) and [*map(type, value[:1])] == [int]
+    return [value] if is_ids or isinstance(value, str) else value
 
 
 _Token = Annotated[int, Field(ge=0)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=STOP_LENGTH)]
-
-
-def _parts_or_null(value: Any) -> Any:
-    """Parts of a content, which a message that calls tools need not have."""
-    return None if value is None else as_parts(value)
+_Stops = Annotated[list[_Text], BeforeValidator(_one_or_more), Field(max_length=STOPS)]
+_Body = TypeVar("_Body", bound="_AnswerBody")
 
 
 def _tools(value: Any) -> Any:
@@ -117,13 +103,6 @@ class RequestObject(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
 
-class TextPart(RequestObject):
-    """A part of a content."""
-
-    type: Literal["text"]
-    text: str
-
-
 class Prediction(RequestObject):
     """A text that the answer may repeat."""
 
@@ -135,64 +114,10 @@ class Prediction(RequestObject):
         return "".join(part.text for part in self.content)
 
 
-class Function(RequestObject):
-    """The function of a call."""
-
-    name: Annotated[str, StringConstraints(min_length=1)]
-    arguments: str = "{}"  # an object as JSON
-
-
-class Call(RequestObject):
-    """A call of a tool, in an earlier answer."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class Message(RequestObject):
-    """A message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart] | None, BeforeValidator(_parts_or_null)] = None
-    reasoning_content: str | None = None
-    tool_calls: list[Call] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-    function_call: NotSupported = None
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"content: a message of the role {self.role} must have one")
-        return self
-
-    def for_template(self, names: dict[str, str]) -> ChatMessage:
-        """Return the message as chat templates take it.
-
-        Args:
-            names: of the tools that were called so far, by the ids of the calls.
-        """
-        message: dict[str, Any] = {"role": self.role}
-        message["content"] = "".join(part.text for part in self.content or ())
-        if self.reasoning_content:
-            message["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
-            names |= {call.id: call.function.name for call in self.tool_calls if call.id}
-        if self.role == "tool":
-            name = self.name or names.get(self.tool_call_id or "")
-            named = {"tool_call_id": self.tool_call_id, "name": name}
-            message |= {key: value for key, value in named.items() if value}
-        return message
-
-
 class SchemaFormat(RequestObject):
     """A schema that an answer fits."""
 
-    name: str | None = None
     json_schema: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
 
 
 class ResponseFormat(RequestObject):
@@ -225,7 +150,7 @@ class _AnswerBody(RequestObject):
     # 0 and -1 are no limit, as in LM Studio and llama.cpp
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=-1)] | None = None  # its newer name
-    stop: Annotated[list[_Text] | None, BeforeValidator(_stops)] = None
+    stop: _Stops | None = None
     temperature: _Number | None = None
     top_p: _Number | None = None
     top_k: int | None = None
@@ -235,6 +160,14 @@ class _AnswerBody(RequestObject):
     ignore_eos: bool | None = None
     prediction: Prediction | None = None
 
+    def as_completion(self: _Body) -> _Body:
+        """Return the request as one of OpenAI's completions."""
+        return self
+
+    def alone(self: _Body) -> list[_Body]:
+        """Return a request for each answer."""
+        return [self]
+
     def check(self) -> None:
         """Refuse what would be answered otherwise than it is meant."""
         for name, others in _ONLY.items():
@@ -243,6 +176,21 @@ class _AnswerBody(RequestObject):
                 only = f"only {json.dumps(others[0])} is" if others else "it is not"
                 raise Refused(400, f"{name}: {only} supported here; leave it out", name)
         self.__pydantic_extra__ = None  # which may be as large as the body
+
+    @property
+    def callable(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
+        return []
+
+    @property
+    def schema_of_answers(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer fits; None for any text."""
+        return None
+
+    @property
+    def alternatives(self) -> int | None:
+        """Tokens at each place that are wanted with log-probabilities; None for none at all."""
+        return None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -259,32 +207,30 @@ class _AnswerBody(RequestObject):
 class ChatBody(_AnswerBody):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[GivenMessage], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Annotated[_Effort | None, BeforeValidator(_level)] = None
+    reasoning_effort: Literal["none", "low", "medium", "high", "minimal", "xhigh"] | None = None
     tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools)] = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
-    def as_completion(self) -> ChatBody:
-        """Return the request itself."""
-        return self
-
-    def alone(self) -> list[ChatBody]:
-        """Return the request as the only one."""
-        return [self]
+    @property
+    def effort(self) -> str | None:
+        """The level of reasoning, as ours."""
+        asked = self.reasoning_effort
+        return asked and _LEVELS.get(asked, asked)
 
     @property
     def callable(self) -> list[dict[str, Any]]:
-        """The tools that the answer may call."""
+        """See `_AnswerBody`."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def schema_of_answers(self) -> dict[str, Any] | None:
-        """The JSON schema that the answer fits; None for any text."""
+        """See `_AnswerBody`."""
         asked = self.response_format and self.response_format.schema_of_answers
         must_call = bool(self.callable) and self.tool_choice not in (None, "auto")
         if not must_call and not asked:
@@ -321,7 +267,7 @@ class ChatBody(_AnswerBody):
 
     @property
     def alternatives(self) -> int | None:
-        """Tokens at each place that are wanted with log-probabilities; None for none at all."""
+        """See `_AnswerBody`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -330,15 +276,11 @@ class TextBody(_AnswerBody):
 
     prompts: Annotated[
         list[str | list[_Token]],
-        BeforeValidator(_prompts),
+        BeforeValidator(_one_or_more),
         Field(alias="prompt", min_length=1, max_length=PROMPTS),
     ]
     suffix: str | None = None  # the answer goes between the prompt and it
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
-
-    def as_completion(self) -> TextBody:
-        """Return the request itself."""
-        return self
 
     def alone(self) -> list[TextBody]:
         """Return a request for each prompt."""
@@ -354,7 +296,7 @@ class TextBody(_AnswerBody):
 
     @property
     def alternatives(self) -> int | None:
-        """As of a chat."""
+        """See `_AnswerBody`."""
         return self.logprobs
 
 

@@ -7,14 +7,13 @@ hands it jobs and takes the parts.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client as prometheus
@@ -23,19 +22,16 @@ from ..decoder.errors import ConfigError, DeviceLostError, PromptError, RankErro
 from ..errors import UsageError, describe_error, one_line
 from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
-from ..options.answer import TemplateChoice, bytes_in
+from ..options.answer import bytes_in
 from ..options.commands import ServeRequest
-from ..session import opening
-from ..session.chat_template import ChatMessage
-from ..session.grammar import Grammar
 from ..session.text import REPLACEMENT, bytes_of, speller
-from ..session.tool_calls import CallReader, ToolCall, with_tools_as_text
+from ..session.tool_calls import CallReader, ToolCall
 from ..view.terminal import Terminal
-from .known import Answer, KnownTexts
-from .schema import ChatBody, CompletionBody, Refused, TextBody
+from .prompts import Prompt, Prompts
+from .schema import ChatBody, CompletionBody, Refused
 
 if TYPE_CHECKING:
-    from ..session.session import Session, Settings
+    from ..session.session import Session
 
 GRACE = 1.0
 """Seconds that the answer under way has when the server is told to end."""
@@ -43,10 +39,6 @@ SHORTEST_PART = 0.02
 """Seconds of an answer that are sent at once: the server's thread takes time from faster steps."""
 LONGEST_WAIT = 0.2
 """Seconds until the worker checks again whether it was stopped."""
-
-
-_SYSTEM = ("system", "developer")
-"""Roles of messages that take the place of `--system`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +69,14 @@ class Counters:
         # A series more for each, of when it began, is of no use.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
-        self._requests = self._counter("requests", "Requests by how they ended.", "outcome")
-        self._tokens = self._counter("tokens", "Tokens of prompts and answers.", "kind")
-        self._steps = self._counter("steps", "Forward passes that yielded tokens.")
-        self._seconds = self._counter("seconds", "Seconds in the queue and at work.", "part")
-        self._mean = self._gauge("tokens_per_step", "Tokens per step of the newest answer.")
-        self._queue = self._gauge("queue", "Requests that wait or are answered now.")
-
-    def _counter(self, name: str, help: str, *labels: str) -> prometheus.Counter:
-        return prometheus.Counter(f"lade_{name}", help, labels, registry=self._registry)
-
-    def _gauge(self, name: str, help: str) -> prometheus.Gauge:
-        return prometheus.Gauge(f"lade_{name}", help, registry=self._registry)
+        counter = partial(prometheus.Counter, registry=self._registry)
+        gauge = partial(prometheus.Gauge, registry=self._registry)
+        self._requests = counter("lade_requests", "Requests by how they ended.", ["outcome"])
+        self._tokens = counter("lade_tokens", "Tokens of prompts and answers.", ["kind"])
+        self._steps = counter("lade_steps", "Forward passes that yielded tokens.")
+        self._seconds = counter("lade_seconds", "Seconds in the queue and at work.", ["part"])
+        self._mean = gauge("lade_tokens_per_step", "Tokens per step of the newest answer.")
+        self._queue = gauge("lade_queue", "Requests that wait or are answered now.")
 
     def add(self, tally: Tally, outcome: str, waited: float) -> None:
         """Count a request.
@@ -140,10 +128,9 @@ class Worker:
         self.name = request.served_name or session.loaded.name
         self.context = session.decoder.max_context
         self.counters = Counters()
-        self._session, self._request = session, request
+        self._session, self._prompts = session, Prompts(session, request)
         session.keep_texts(bytes_in(request.keep_memory))
         self._terminal = Terminal(request.color, request.quiet)
-        self._answers = KnownTexts()
         self._spell = speller(session.loaded.tokenizer)
         # Signals are handled in the main thread, which a tokenizer would hold for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
@@ -178,27 +165,23 @@ class Worker:
             while not self.jobs.empty():
                 self.jobs.get().give(ending())
 
-    def _is_over(self, pressed: Callable[[], bool]) -> bool:
-        if pressed():
-            self.stop()
-        return time.monotonic() > self.until
-
     def _answer(self, job: Job, pressed: Callable[[], bool]) -> None:
         """Answer a job, whatever is wrong with it; errors as `run`."""
         tally, began = Tally(), time.monotonic()
         outcome, wanted = "abandoned", job.wanted
         try:
             if wanted is not None:
-                prepared = self._thread.submit(self._prepare, wanted)
-                while not wait([prepared], LONGEST_WAIT).done:
+                prompt = self._thread.submit(self._prompts.prepare, wanted)
+                while not wait([prompt], LONGEST_WAIT).done:
                     if pressed() or self.until < math.inf:
                         raise ending()  # a prompt that takes so long has no answer within `GRACE`
-                for part in self._parts(
-                    wanted,
-                    *prepared.result(),
-                    tally,
-                    lambda: job.wanted is None or self._is_over(pressed),
-                ):
+
+                def cancelled() -> bool:
+                    if pressed():
+                        self.stop()
+                    return job.wanted is None or time.monotonic() > self.until
+
+                for part in self._parts(wanted, prompt.result(), tally, cancelled):
                     job.give(part)
         except Exception as error:
             refusal = _refusal(error)
@@ -210,44 +193,10 @@ class Worker:
             self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
 
-    def _prepare(self, wanted: CompletionBody) -> tuple[list[int], Settings, int]:
-        """Return the ids of a prompt, how to answer it, and how many tokens are predicted.
-
-        It runs on a thread of its own.
-
-        Raises:
-            Refused, Error: it cannot be answered.
-        """
-        session = self._session
-        given = wanted.options
-        origins = {key: o for key, o in self._request.origins.items() if key not in given}
-        request = replace(self._request, **given, origins=origins)
-        prompt, template = self._prompt(wanted, request)
-        sampling = session.loaded.defaults.without_samples
-        settings = opening.settings_of(request, session.choice, sampling, template)
-        predicted = 0
-        if wanted.prediction is not None:
-            predicted = session.add_draft_text(wanted.prediction.text, lasting=False)
-        calls = isinstance(wanted, ChatBody) and bool(wanted.callable)
-        if isinstance(wanted, ChatBody) and calls:
-            for text in self._answers.new_texts(wanted.messages):
-                session.add_draft_text(json.dumps(text, ensure_ascii=False)[1:-1], lasting=False)
-        fills_in = isinstance(wanted, TextBody) and bool(wanted.suffix)
-        grammar = None
-        if isinstance(wanted, ChatBody) and (schema := wanted.schema_of_answers) is not None:
-            try:
-                grammar = Grammar.from_schema(schema)
-            except UsageError as error:
-                raise Refused(400, str(error), "response_format") from error
-        settings = replace(settings, logprobs=wanted.alternatives, grammar=grammar)
-        return prompt, replace(settings, calls=calls, fills_in=fills_in), predicted
-
     def _parts(
         self,
         wanted: CompletionBody,
-        prompt: list[int],
-        settings: Settings,
-        predicted: int,
+        prompt: Prompt,
         tally: Tally,
         cancelled: Callable[[], bool],
     ) -> Iterator[Part]:
@@ -256,105 +205,36 @@ class Worker:
         Raises:
             Refused, Error: it was cut short.
         """
-        session, called, answer = self._session, False, Answer()
-        hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
-        reader, most = None, math.inf
-        if isinstance(wanted, ChatBody) and settings.calls:
-            reader = CallReader(wanted.callable, self._special)
-            most = 1 if wanted.parallel_tool_calls is False else math.inf
-        with contextlib.closing(session.stream(prompt, settings, cancelled)) as events:
+        session, settings = self._session, prompt.settings
+        hidden = session.stop_ids(settings)
+        reader = CallReader(wanted.callable, self._special) if settings.calls else None
+        one_call = isinstance(wanted, ChatBody) and wanted.parallel_tool_calls is False
+        text, calls = "", list[ToolCall]()
+        held, sent = list[TextEvent](), -math.inf
+        with contextlib.closing(session.stream(prompt.ids, settings, cancelled)) as events:
             for event in events:
                 tally.add(event)
                 held.append(event)
-                if time.monotonic() - sent >= SHORTEST_PART or isinstance(event, Ended):
-                    part = self._part(held, hidden, reader, isinstance(event, Ended))
-                    if most == 1:
-                        part = replace(part, calls=part.calls[:1])
-                    called = called or bool(part.calls)
-                    answer.text += part.text
-                    answer.calls += part.calls
-                    answer.reasoned = answer.reasoned or bool(part.reasoning)
-                    answer.ids += [i for e in held if isinstance(e, TextStep) for i in e.token_ids]
-                    yield part
-                    if called and most == 1:
-                        break
-                    held, sent = [], time.monotonic()
+                if time.monotonic() - sent < SHORTEST_PART and not isinstance(event, Ended):
+                    continue
+                part = self._part(held, hidden, reader)
+                if one_call:
+                    part = replace(part, calls=part.calls[:1])
+                text, calls = text + part.text, [*calls, *part.calls]
+                yield part
+                if calls and one_call:
+                    break
+                held, sent = [], time.monotonic()
         if tally.reason == "memory":
             raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
-        if not tally.ended_well and not (called and most == 1):
+        if not tally.ended_well and not (calls and one_call):
             raise ending()
-        if isinstance(wanted, ChatBody):
-            self._answers.keep(answer, hidden)
+        if calls and not tally.reasoning:  # an answer with reasoning is the template's to write
+            ids = tally.token_ids
+            self._prompts.keep(text, calls, ids[:-1] if ids[-1] in hidden else ids)
         # In OpenAI's words.
-        finish = "length" if tally.cut else "tool_calls" if called else "stop"
-        yield Part(finish=finish, totals=_totals(tally, settings, predicted))
-
-    def _prompt(
-        self, wanted: CompletionBody, request: ServeRequest
-    ) -> tuple[list[int], TemplateChoice | None]:
-        """The ids of a prompt, and the template that it went through.
-
-        Raises:
-            UsageError, Refused: the template refuses it, or it does not fit.
-        """
-        session, template = self._session, None
-        most = session.decoder.max_context
-        if isinstance(wanted, ChatBody):
-            template = request.template(True)
-            if template is not None:
-                template = self._with_variables(template, wanted)
-            messages = self._messages(wanted, request)
-            known = self._answers.put_back(messages)
-            try:
-                ids, template = self._encoded(messages, wanted.callable, template, most, known)
-            except UsageError:
-                if not known:
-                    raise
-                messages = self._messages(wanted, request)
-                ids, template = self._encoded(messages, wanted.callable, template, most)
-        else:
-            ids = session.encode(wanted.prompts[0], most, wanted.suffix or None)
-        if len(ids) >= most:
-            # In OpenAI's words, by which clients know it.
-            told = f"This model's maximum context length is {most} tokens, and the prompt has"
-            count = len(ids) if len(ids) <= 2 * most else f"more than {2 * most}"
-            message = f"{told} {count}; shorten the prompt"
-            raise Refused(400, message, code="context_length_exceeded")
-        return ids, template
-
-    def _messages(self, wanted: ChatBody, request: ServeRequest) -> list[ChatMessage]:
-        """The messages of a conversation, with the system message of the server."""
-        names: dict[str, str] = {}
-        messages = [message.for_template(names) for message in wanted.messages]
-        if request.system is not None and messages[0]["role"] not in _SYSTEM:
-            messages.insert(0, {"role": "system", "content": request.system})
-        return messages
-
-    def _encoded(
-        self,
-        messages: list[ChatMessage],
-        tools: list[dict[str, Any]],
-        template: TemplateChoice | None,
-        most: int,
-        known: Mapping[str, Sequence[int]] | None = None,
-    ) -> tuple[list[int], TemplateChoice | None]:
-        """The ids of a conversation, and the template that it went through, with the tools."""
-        session = self._session
-        if template is not None and tools:
-            choice = replace(template, arguments={**template.arguments, "tools": tools})
-            if "tools" in session.template(choice).variables:
-                template, tools = choice, []
-        called = any("tool_calls" in message or message["role"] == "tool" for message in messages)
-        if tools or (called and not self._knows_calls(template)):
-            messages = with_tools_as_text(messages, tools)
-        if template is None:
-            text = "\n".join(str(message["content"]) for message in messages)
-            return session.encode(text, most), None
-        return session.encode_chat(messages, template, most, known), template
-
-    def _knows_calls(self, template: TemplateChoice | None) -> bool:
-        """Whether a template has a place for earlier calls of tools."""
-        return template is not None and self._session.template(template).mentions("tool_calls")
+        finish = "length" if tally.cut else "tool_calls" if calls else "stop"
+        yield Part(finish=finish, totals=_totals(tally, prompt))
 
     @cached_property
     def _special(self) -> list[str]:
@@ -362,28 +242,13 @@ class Worker:
         tokens = getattr(self._session.loaded.tokenizer, "added_tokens_decoder", {}).values()
         return [str(token) for token in tokens if token.special]
 
-    def _with_variables(self, template: TemplateChoice, wanted: ChatBody) -> TemplateChoice:
-        """A template with a client's variables, without those that it does not have: a line about
-        each would be the client's to fill the terminal with."""
-        variables, effort = wanted.chat_template_kwargs or {}, wanted.reasoning_effort
-        if not variables and effort is None:
-            return template
-        plain = self._session.template(template)
-        for key in variables:
-            plain.check_argument(key)
-        known = {key: value for key, value in variables.items() if key in plain.variables}
-        if effort is not None and plain.knows_effort:
-            template = replace(template, effort=effort)
-        return replace(template, arguments={**template.arguments, **known})
-
     def _part(
         self,
         events: Sequence[TextEvent],
         hidden: frozenset[int],
         reader: CallReader | None,
-        ended: bool,
     ) -> Part:
-        """What events add."""
+        """What events add; `hidden` are ids without log-probabilities."""
         pieces = [piece for event in events for piece in pieces_of(event)]
         found = [
             self._spelled(token, each.own)
@@ -396,7 +261,7 @@ class Worker:
         text, calls = "".join(piece.text for piece in pieces), list[ToolCall]()
         if reader is not None:
             text, calls = reader.feed(text)
-            if ended:
+            if isinstance(events[-1], Ended):
                 rest, more = reader.flush()
                 text, calls = text + rest, calls + more
         reasoning = "".join(piece.reasoning for piece in pieces)
@@ -432,9 +297,11 @@ def _refusal(error: Exception) -> Refused:
     return Refused(400 if wrong_input else 500, message)
 
 
-def _totals(tally: Tally, settings: Settings, predicted: int) -> dict[str, Any]:
+def _totals(tally: Tally, prompt: Prompt) -> dict[str, Any]:
     """Return OpenAI's counts of tokens, and figures named as in `lade generate --json`."""
-    accepted = min(tally.accepted["context"], predicted)  # drafts of texts, which it is one of
+    # The predicted text is one of those that are drafted from.
+    predicted, sampling = prompt.predicted, prompt.settings.sampling
+    accepted = min(tally.accepted["context"], predicted)
     usage = {
         "prompt_tokens": tally.prompt,
         "completion_tokens": tally.tokens,
@@ -445,8 +312,5 @@ def _totals(tally: Tally, settings: Settings, predicted: int) -> dict[str, Any]:
             "rejected_prediction_tokens": predicted - accepted,
         },
     }
-    figures = {
-        **tally.as_json(),
-        "seed": None if settings.sampling.greedy else settings.sampling.seed,
-    }
-    return {"usage": usage, "lade": figures}
+    seed = None if sampling.greedy else sampling.seed
+    return {"usage": usage, "lade": {**tally.as_json(), "seed": seed}}

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .. import files
 from ..decoder.tree import common_prefix
 from ..errors import UsageError
 from ..options.answer import TemplateChoice
 from .text import shortened, token_ids
-
-if TYPE_CHECKING:
-    from jinja2 import TemplateSyntaxError
+from .tool_calls import arguments_of
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 """A message as chat templates take it: with `role` and `content`."""
@@ -28,6 +25,11 @@ _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
 """Variables of templates about reasoning: its level, or whether there is any."""
 NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """Variables that only we set."""
+TOKEN_IDS = "token_ids"
+"""The key of a message's own tokens, which stand in the prompt in place of those that the template
+would write; where that changes or drops them, the template's stand."""
+_MARK = "\ufdd1"
+"""Stands for such tokens in a text; Unicode has no character of this number."""
 GREETING: tuple[ChatMessage, ...] = ({"role": "user", "content": "hi"},)
 """The plainest conversation, which every template should take."""
 _TRAINING = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
@@ -51,16 +53,21 @@ class ChatTemplate:
         tokenizer: of transformers.
         choice: which of its templates, and with which arguments.
 
+    Attributes:
+        variables: those that it reads, but for those that only we set.
+        notices: lines about what was done to messages, or does nothing.
+
     Raises:
-        UsageError: there is no such template, it is ambiguous, or cannot have such an argument.
+        UsageError: there is no such template, it is ambiguous, broken, or cannot have such an
+            argument.
     """
 
     def __init__(self, tokenizer: Any, choice: TemplateChoice) -> None:
         self._tokenizer = tokenizer
         self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice)
+        self.variables = _variables(self._name, self._source)
         for key in choice.arguments:
             self.check_argument(key)
-        # Lines about what was done to messages, or does nothing.
         self.notices = [
             f"{self._name} has no variable {key!r}: it changes nothing"
             for key in choice.arguments
@@ -101,43 +108,32 @@ class ChatTemplate:
         if key in taken - {"tools", "documents"} | NOT_ARGUMENTS:
             raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
 
-    @cached_property
-    def variables(self) -> set[str]:
-        """The variables that the template reads, but for those that only we set.
-
-        Raises:
-            UsageError: the template is broken.
-        """
-        from jinja2 import meta
-
-        return meta.find_undeclared_variables(_parsed(self._name, self._source)) - NOT_ARGUMENTS
-
-    def encode(
-        self,
-        messages: Sequence[ChatMessage],
-        most: int | None = None,
-        known: Mapping[str, Sequence[int]] | None = None,
-    ) -> list[int]:
+    def encode(self, messages: Sequence[ChatMessage], most: int | None = None) -> list[int]:
         """The ids of a conversation, which waits for an answer.
 
         Args:
-            messages: with `role` and `content`.
+            messages: with `role` and `content`, and some with `TOKEN_IDS`.
             most: see `Session.encode`.
-            known: ids in place of some contents, which must be in the text once, as they are.
 
         Raises:
-            UsageError: the template is broken, refuses the messages, or drops what they say.
+            UsageError: the template refuses the messages, or drops what they say.
         """
-        text = self._apply(self._prepared(messages), reply=True)
+        known = [message[TOKEN_IDS] for message in messages if TOKEN_IDS in message]
+        if known:
+            marked = [_message(m["role"], _MARK) if TOKEN_IDS in m else m for m in messages]
+            first, *others = (self._tried(self._prepared(marked)) or "").split(_MARK)
+            if len(others) == len(known):
+                ids = self._token_ids(first, most)
+                for tokens, text in zip(known, others, strict=True):
+                    ids += [*tokens, *self._token_ids(text, most)]
+                return ids
+        return self._token_ids(self._apply(self._prepared(messages), reply=True), most)
+
+    def _token_ids(self, text: str, most: int | None) -> list[int]:
+        """The ids of a text that the template made."""
         if most is not None:
             text = shortened(self._tokenizer, text, most)
-        ids: list[int] = []
-        for content, tokens in (known or {}).items():
-            before, mark, text = text.partition(content)
-            if not mark or content in text:
-                raise UsageError(f"{self._name} changes what the assistant says")
-            ids += [*token_ids(self._tokenizer, before, special=False), *tokens]
-        return ids + token_ids(self._tokenizer, text, special=False)  # as transformers goes on
+        return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
 
     @cached_property
     def end_token(self) -> int | None:
@@ -173,16 +169,15 @@ class ChatTemplate:
             messages = self._without_system(messages)
         if "tool" in roles and not self._takes_tool_results:
             raise UsageError(f"{self._name} drops what tools say; {FIX}")
-        if any(map(_has_calls, messages)) and not self.mentions("tool_calls"):
+        calls = any(message.get("tool_calls") for message in messages)
+        if calls and not self.mentions("tool_calls"):
             self._say(f"{self._name} has no variable 'tool_calls': calls of tools are left out")
         return self._shaped(messages)
 
     def _shaped(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """The messages with contents in a form that this template takes."""
         takes_text, takes_parts = self._forms
-        if not takes_text and takes_parts:
-            return [*map(_as_parts, messages)]
-        return [*messages] if takes_parts else [*map(_as_text, messages)]
+        return [*map(_as_parts if takes_parts and not takes_text else _as_text, messages)]
 
     def _with_reasoning(self, message: ChatMessage) -> ChatMessage:
         """A message with its reasoning where this template reads that, if anywhere."""
@@ -205,7 +200,8 @@ class ChatTemplate:
                 continue
             if message["role"] == "user":
                 for system in reversed(told):
-                    message = {**message, "content": _after(system["content"], message)}
+                    gap = {"type": "text", "text": "\n\n"}
+                    message = _as_parts(message, *_parts(system), gap)
                 told = []
             others.append(message)
         return [*others, *(_renamed(message, "system", "user") for message in told)]
@@ -240,17 +236,13 @@ class ChatTemplate:
     @cached_property
     def _thinks_in_parts(self) -> bool:
         """Whether earlier reasoning is a typed part of a content, as Mistral's models have it."""
-        answer = _message("assistant", "a")
 
-        def named(words: str) -> list[ChatMessage]:
-            return [*GREETING, answer | dict.fromkeys(REASONING_KEYS, words)]
+        def thought(words: str) -> list[ChatMessage]:
+            part = {"type": "thinking", "thinking": words}
+            return [*GREETING, _as_parts(_message("assistant", "a"), part)]
 
-        def typed(words: str) -> list[ChatMessage]:
-            return [*GREETING, _as_parts(answer, {"type": "thinking", "thinking": words})]
-
-        if "thinking" not in self._source or not self._forms[1]:
-            return False
-        return not self._changes(named, reply=False) and bool(self._changes(typed, reply=False))
+        known = "thinking" in self._source and self._forms[1]
+        return known and bool(self._changes(thought, reply=False))
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -301,10 +293,8 @@ class ChatTemplate:
         """The text of a conversation.
 
         Raises:
-            UsageError: the template is broken, or refuses the messages.
+            UsageError: the template refuses the messages.
         """
-        from jinja2 import TemplateSyntaxError
-
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages),
@@ -313,8 +303,6 @@ class ChatTemplate:
                 tokenize=False,
                 **self._arguments,
             )
-        except TemplateSyntaxError as error:
-            raise _broken(self._name, error) from error
         except Exception as error:  # templates raise whatever they like
             why = str(error) or type(error).__name__
             raise _RefusedError(f"{self._name} refuses this: {why}") from error
@@ -334,27 +322,27 @@ def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
     # A tokenizer with code of its own may bring one that no file has.
     if not known and not (choice.name and files.expanded(choice.name).is_file()):
         return
-    name, source = _find(known, choice)
-    _parsed(name, source)
+    _variables(*_find(known, choice))
 
 
-def _parsed(name: str, source: str) -> Any:
-    """The syntax tree of a template; a UsageError if it is broken."""
-    from jinja2 import Environment, TemplateSyntaxError
+def _variables(name: str, source: str) -> set[str]:
+    """The variables that a template reads, but for those that only we set.
+
+    Raises:
+        UsageError: it is broken.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, meta
 
     try:
         environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-        return environment.parse(_TRAINING.sub("", source))
+        parsed = environment.parse(_TRAINING.sub("", source))
     except TemplateSyntaxError as error:
-        raise _broken(name, error) from error
-    except RecursionError as error:
-        raise UsageError(f"{name} is broken: it is nested too deeply; use --raw") from error
-
-
-def _broken(name: str, error: TemplateSyntaxError) -> UsageError:
-    return UsageError(
-        f"{name} is broken: {str(error.message).rstrip('.')} in line {error.lineno}; use --raw"
-    )
+        why = f"{str(error.message).rstrip('.')} in line {error.lineno}"
+    except RecursionError:
+        why = "it is nested too deeply"
+    else:
+        return meta.find_undeclared_variables(parsed) - NOT_ARGUMENTS
+    raise UsageError(f"{name} is broken: {why}; use --raw")
 
 
 def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tuple[str, str]:
@@ -376,30 +364,12 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
             " --chat-template"
         )
     if files.expanded(name).is_file():
-        return f"the chat template {name}", _source(name)
-    has = (
-        f"only {', '.join(sorted(map(str, named)))}"
-        if isinstance(known, Mapping)
-        else "only its own"
-    )
-    has = has if named else "none"
+        return f"the chat template {name}", files.read_text(name)
+    own = f"only {names}" if isinstance(known, Mapping) else "only its own"
+    has = own if named else "none"
     raise UsageError(
         f"there is no chat template {name!r}: the model has {has}, and no file has this name"
     )
-
-
-def _source(name: str) -> str:
-    """The template in a file; a .json holds it as a tokenizer's config does."""
-    text = files.read_text(name)
-    if not name.endswith(".json"):
-        return text
-    try:
-        source = json.loads(text)["chat_template"]
-    except (ValueError, LookupError, TypeError):
-        source = None
-    if not isinstance(source, str):
-        raise UsageError(f"{name} has no text under chat_template; name another file")
-    return source
 
 
 def _message(role: str, content: Any) -> dict[str, Any]:
@@ -411,22 +381,14 @@ def _renamed(message: ChatMessage, role: str, other: str) -> ChatMessage:
     return {**message, "role": other} if message["role"] == role else message
 
 
-def _has_calls(message: ChatMessage) -> bool:
-    return bool(message.get("tool_calls"))
-
-
 def _with_calls(message: ChatMessage) -> ChatMessage:
     """A message whose calls of tools have arguments as objects, as templates take them; OpenAI's
     protocol has a text of JSON."""
-    if not _has_calls(message):
-        return message
-    calls = copy.deepcopy(message["tool_calls"])
+    calls = copy.deepcopy(message.get("tool_calls") or [])
     for call in calls:
-        with contextlib.suppress(TypeError, LookupError, ValueError):
-            arguments = json.loads(call["function"]["arguments"])
-            if isinstance(arguments, dict):
-                call["function"]["arguments"] = arguments
-    return {**message, "tool_calls": calls}
+        with contextlib.suppress(TypeError, LookupError):
+            call["function"]["arguments"] = arguments_of(call["function"]["arguments"])
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _as_parts(message: ChatMessage, *before: Mapping[str, str]) -> ChatMessage:
@@ -453,11 +415,3 @@ def _parts(message: ChatMessage) -> list[Mapping[str, Any]]:
     if content is None:
         return []
     return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
-
-
-def _after(content: Any, message: ChatMessage) -> Any:
-    """The content of a message after another content, as its own paragraph."""
-    if isinstance(content, str) and isinstance(message.get("content"), str):
-        return f"{content}\n\n{message['content']}"
-    gap = {"type": "text", "text": "\n\n"}
-    return [*_parts({"content": content}), gap, *_parts(message)]

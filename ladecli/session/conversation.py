@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, NonNegativeInt, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
 
-from ..errors import flaw
+from ..errors import UsageError, flaw
+from .chat_template import REASONING_KEYS
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
@@ -46,9 +56,9 @@ class Conversation:
         return self.messages[self.forgotten :]
 
     @property
-    def last_question(self) -> str | None:
-        """The user's last message."""
-        return next((m.content for m in reversed(self.messages) if m.role == "user"), None)
+    def last_question(self) -> str:
+        """The user's last message; errors as for `without_reply`."""
+        return self.without_reply().messages[-1].content
 
     def asked(self, text: str) -> Conversation:
         """Return it with one more message of the user."""
@@ -62,15 +72,22 @@ class Conversation:
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
-        """Return it up to the user's last message, which waits for a reply again."""
+        """Return it up to the user's last message, which waits for a reply again.
+
+        Raises:
+            UsageError: there is none.
+        """
         kept = len(self.messages)
         while kept and self.messages[kept - 1].role == "assistant":
             kept -= 1
+        if not kept:
+            raise UsageError("there is no message yet; send one first")
         return self._cut(kept)
 
     def without_exchange(self) -> Conversation:
-        """Return it without the user's last message and the reply to it."""
-        return self._cut(max(len(self.without_reply().messages) - 1, 0))
+        """Return it without the user's last message and the reply to it; errors as for
+        `without_reply`."""
+        return self._cut(len(self.without_reply().messages) - 1)
 
     def _cut(self, kept: int) -> Conversation:
         # When nothing else is left, there is room again for what was forgotten.
@@ -124,18 +141,76 @@ class Conversation:
 
 def as_parts(content: Any) -> Any:
     """Return a text as a list of one typed part, for a field of messages in OpenAI's form."""
-    if not isinstance(content, str | list):
+    if not isinstance(content, str | list | tuple):
         raise ValueError("it must be text, or a list of parts")
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
 
 
-def _refuse(value: Any) -> None:
-    if value:
-        raise ValueError("it is not supported here; leave it out")
+class TextPart(BaseModel):
+    """A part of a content; only text can be read."""
+
+    type: Literal["text"]
+    text: str
 
 
-NotSupported: TypeAlias = Annotated[Any, AfterValidator(_refuse)]
-"""A field of such messages that would be lost."""
+class Function(BaseModel):
+    """The function of a call, with its arguments as an object, or as the JSON of one."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | dict[str, Any] = "{}"
+
+
+class Call(BaseModel):
+    """A call of a tool, in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class GivenMessage(BaseModel):
+    """A message in OpenAI's form, of a file or a program; other keys go to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(as_parts)] | None = None
+    reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
+    tool_calls: list[Call] | None = None
+    function_call: None = None  # an older form of them, which is refused
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> GivenMessage:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("its content must be text, or a list of parts")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The whole content."""
+        return "".join(part.text for part in self.content or ())
+
+
+def for_template(messages: Sequence[GivenMessage]) -> list[dict[str, Any]]:
+    """Return messages as chat templates take them; results of tools get the names of those."""
+    names: dict[str | None, str] = {}  # of the tools that were called, by the ids of the calls
+    shown = []
+    for message in messages:
+        calls = message.tool_calls or []
+        names |= {call.id: call.function.name for call in calls}
+        values = {
+            **(message.model_extra or {}),
+            "role": message.role,
+            "content": message.text,
+            "reasoning": message.reasoning or None,
+            "tool_calls": [call.model_dump(exclude_none=True) for call in calls] or None,
+            "tool_call_id": message.tool_call_id,
+            "name": message.name or names.get(message.tool_call_id or ""),
+        }
+        shown.append({key: value for key, value in values.items() if value is not None})
+    return shown
 
 
 class ChatFile(BaseModel):

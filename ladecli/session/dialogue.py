@@ -143,7 +143,7 @@ class Dialogue:
         if self._row.suffix is not None:
             ids = self._session.encode(talk[0]["content"], suffix=self._row.suffix)
         else:
-            ids = self._session.encode_talk(talk, self.template)
+            ids = self._session.encode_chat(talk, self.template)
         room = self._session.decoder.max_context
         # That there is no room for a single token is the decoder's to say.
         if self._new_tokens > max(1, room - len(ids)):

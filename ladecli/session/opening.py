@@ -7,8 +7,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -59,7 +58,7 @@ def open_session(
     with terminal.progress(f"starting {options.name}"):
         files = check(options, template)
         _import_libraries()
-    session = _plan(options, drafts or DraftOptions(), terminal, files, bars=bars)(None)
+    session = _plan(options, drafts or DraftOptions(), terminal, files, bars=bars).load()
     session.load_seconds = time.perf_counter() - began
     return session
 
@@ -104,7 +103,7 @@ def plan_rank(
     with terminal.progress(f"starting {request.name}"):
         files = files or find(request)
         _import_libraries()
-    return _plan(request, request, terminal, files, request.split, local_size)
+    return _plan(request, request, terminal, files, request.split, local_size).load
 
 
 def _plan(
@@ -115,8 +114,8 @@ def _plan(
     split: int = 1,
     local_size: int | None = None,
     bars: bool = False,
-) -> Loader:
-    """Read the configuration of a model, and return a function that loads it.
+) -> _Plan:
+    """Read the configuration of a model, and plan how it is loaded.
 
     The model is `split` over ranks; without a `local_size` there are none.  Other arguments are as
     for `open_session`.
@@ -135,55 +134,57 @@ def _plan(
             f"{planned.name} verifies one continuation of a text at a time ({why}), which ranks"
             " cannot share; leave --parallel out"
         )
+    return _Plan(options, drafts, terminal, planned, line, local_size or 1, bars)
 
-    return partial(_load, options, drafts, terminal, planned, line, local_size or 1, bars)
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A model that can be loaded; of several ranks, `local_size` share this machine."""
 
-def _load(
-    options: SessionOptions,
-    drafts: DraftOptions,
-    terminal: Terminal,
-    planned: PlannedModel,
-    line: str | None,
-    local_size: int,
-    bars: bool,
-    ranks: DistributedTransport | None,
-) -> Session:
-    """Load a planned model; each of several ranks, `local_size` of them here, calls this."""
-    from ..models import load as models
-    from .session import Session
+    options: SessionOptions
+    drafts: DraftOptions
+    terminal: Terminal
+    planned: PlannedModel
+    line: str | None  # says what is loaded; None where a download shows it
+    local_size: int
+    bars: bool  # whether a download shows its progress
 
-    if ranks:
-        from . import parallel
+    def load(self, ranks: DistributedTransport | None = None) -> Session:
+        """Load the model; each of several ranks calls this."""
+        from ..models import load as models
+        from .session import Session
 
-    split = planned.placement.split > 1
-    began = time.perf_counter()
-    with terminal.progress(line) as say:
-        setup = decide(options, drafts, planned, ranks, local_size)
-        loaded = models.load(
-            planned,
-            need=setup.need,
-            progress=bars,
-            on_share=lambda share: say(f"unpacking the weights: {100 * share:.0f} %"),
-        )
         if ranks:
-            parallel.compare_loaded(loaded, ranks)
-        say("preparing the weights")
+            from . import parallel
 
-        def on_layer(done: int, layers: int) -> None:
-            share = f"{100 * done // layers} %" if done < layers else "the head, and a trial"
-            say(f"preparing the weights: {share}")
+        split = self.planned.placement.split > 1
+        began = time.perf_counter()
+        with self.terminal.progress(self.line) as say:
+            setup = decide(self.options, self.drafts, self.planned, ranks, self.local_size)
+            loaded = models.load(
+                self.planned,
+                need=setup.need,
+                progress=self.bars,
+                on_share=lambda share: say(f"unpacking the weights: {100 * share:.0f} %"),
+            )
+            if ranks:
+                parallel.compare_loaded(loaded, ranks)
+            say("preparing the weights")
 
-        session = Session(loaded, setup, on_layer)
-        if drafts.strategy == "lookahead":
-            seconds = time.perf_counter() - began
-            if not ranks or (ranks.rank == 0 and not split):  # others take the leader's
+            def on_layer(done: int, layers: int) -> None:
+                share = f"{100 * done // layers} %" if done < layers else "the head, and a trial"
+                say(f"preparing the weights: {share}")
+
+            session = Session(loaded, setup, on_layer)
+            # Other ranks take what the leader measures, and no rank can run a split model alone.
+            measures = not ranks or (ranks.rank == 0 and not split)
+            if self.drafts.strategy == "lookahead" and measures:
                 say("measuring steps")
-                session.measure(seconds)
-    terminal.say(*session.notices)
-    if ranks:
-        parallel.join(session, ranks, split=split)
-    return session
+                session.measure(time.perf_counter() - began)
+        self.terminal.say(*session.notices)
+        if ranks:
+            parallel.join(session, ranks, split=split)
+        return session
 
 
 def check(options: SessionOptions, template: TemplateOptions | None = None) -> ModelFiles:

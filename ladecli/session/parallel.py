@@ -373,9 +373,6 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
     """Let a session decode with other ranks, which have loaded the same; each of them calls this.
 
     With `split`, each rank holds another part of the weights.
-
-    Raises:
-        RankError: a rank failed, or differs.
     """
     from ..decoder.ranks.executors import LookaheadParallel, TensorParallel
 
@@ -383,7 +380,6 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
     session.executor = executor = kind(session.decoder.executor, ranks)
     session.ranks = ranks.size
     session.followers = Followers(ranks, executor, split=split) if ranks.rank == 0 else None
-    _compare(ranks, {"max-context": session.decoder.max_context})
 
 
 def _compare(ranks: DistributedTransport, mine: Mapping[str, object]) -> None:

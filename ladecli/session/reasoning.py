@@ -28,6 +28,8 @@ TAGS = {
 """Tags that models put around their reasoning, which comes before the answer."""
 CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 """Tokens of answers in channels, as gpt-oss has them: <|channel|>NAME<|message|>TEXT<|end|>."""
+CHANNELED = {"<|channel|>", "<|message|>"}
+"""Those that a tokenizer has if its model answers in channels."""
 FINAL = "final"
 """The channel of the answer; what stands in others is reasoning."""
 CALLS = "tool_calls"
@@ -52,7 +54,7 @@ def splitter(
     if schema and not known.isdisjoint(schema.get("fields", ())):
         return BySchema(tokenizer, prompt, tools)
     before = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
-    if {"<|channel|>", "<|message|>"} <= tokenizer.get_added_vocab().keys():
+    if tokenizer.get_added_vocab().keys() >= CHANNELED:
         return ByChannels(before, calls=tools is not None)
     return ByTags(before)
 
@@ -66,7 +68,7 @@ def answer_marks(tokenizer: Any, prompt: Sequence[int]) -> tuple[str | None, dic
     """
     before = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False).rstrip()
     known = tokenizer.get_added_vocab()
-    if {"<|channel|>", "<|message|>"} <= known.keys():
+    if known.keys() >= CHANNELED:
         opens = rf"<\|channel\|>\s*{FINAL}.*?<\|message\|>"
         return None if re.search(f"{opens}$", before) else opens, {}
     if (opened := next((tag for tag in TAGS if before.endswith(tag)), None)) is not None:
@@ -146,7 +148,11 @@ class _ByMarks:
     def flush(self) -> TextDelta:
         """See `Splitter.flush`."""
         self._place(self._held)
+        self._end()
         return self._parts.take(ended=True)
+
+    def _end(self) -> None:
+        """Put what a mark would have ended where it belongs."""
 
     def _place(self, text: Text) -> None:
         """Put text where it belongs."""
@@ -198,11 +204,9 @@ class ByChannels(_ByMarks):
     def __init__(self, before: str, calls: bool = False) -> None:
         super().__init__(CHANNELS)
         self._calls = calls
-        self._recipient = ""  # what stands before the name of a channel
         self._tool: str | None = None  # that the message is for
         self._arguments = ""  # of its call
         self._header: str | None = None  # what stands before a message, within it
-        self._named = False  # whether that is the name of a channel
         self._channel = FINAL
         _, start, header = before.rpartition(CHANNELS[0])
         self.feed(Text.special(start + header) if start else Text())
@@ -219,29 +223,22 @@ class ByChannels(_ByMarks):
 
     def _pass(self, mark: str) -> None:
         if mark == "<|message|>":
-            header = self._header or ""
-            words = header.split() if self._named else []
-            self._channel = next(iter(words), FINAL)
-            match = re.search(r"to=functions\.([\w.-]+)", f"{self._recipient} {header}")
+            header, self._header = self._header or "", None
+            named = re.search(r"<\|channel\|>\s*(\S+)", header)
+            self._channel = named[1] if named else FINAL
+            match = re.search(r"to=functions\.([\w.-]+)", header)
             if self._calls and match:
                 self._tool, self._arguments = match[1], ""
-            self._header, self._named = None, False
-            if self._channel != FINAL and self._tool is None:
+            elif self._channel != FINAL:
                 self._parts.begin()
+            return
+        self._end()
+        if mark == "<|channel|>":
+            self._header = (self._header or "") + mark
         else:
-            self._end_call()
-            self._recipient = (self._header or "") if mark == "<|channel|>" else ""
-            opens = mark in ("<|start|>", "<|channel|>")
-            self._header, self._named = "" if opens else None, mark == "<|channel|>"
+            self._header = "" if mark == "<|start|>" else None
 
-    def flush(self) -> TextDelta:
-        """See `Splitter.flush`."""
-        self._place(self._held)
-        self._held = Text()
-        self._end_call()
-        return self._parts.take(ended=True)
-
-    def _end_call(self) -> None:
+    def _end(self) -> None:
         """Write the call that was a message to a tool between tags."""
         if self._tool is not None:
             call = f'"name": {json.dumps(self._tool)}, "arguments": {self._arguments or "{}"}'

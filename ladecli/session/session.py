@@ -28,6 +28,9 @@ from .reasoning import splitter
 from .setup import Setup
 from .text import TextDelta, TextStream, shortened, text_events, token_ids
 
+OWN_TEMPLATE = TemplateChoice()
+"""The chat template that a model has by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -209,34 +212,25 @@ class Session:
     def encode_chat(
         self,
         messages: Sequence[ChatMessage],
-        choice: TemplateChoice | None = None,
+        choice: TemplateChoice | None = OWN_TEMPLATE,
         most: int | None = None,
-        known: Mapping[str, Sequence[int]] | None = None,
     ) -> list[int]:
         """The ids of a conversation, which waits for an answer.
 
         Args:
-            messages: with `role` and `content`.
-            choice: of the chat template; the model's own if None.
+            messages: see `ChatTemplate.encode`.
+            choice: of the chat template; None for the messages alone, one a line.
             most: see `encode`.
-            known: see `ChatTemplate.encode`.
 
         Raises:
             UsageError: there is no such template, or it refuses the messages.
             NoEmbeddingError: the checkpoint has no embedding for one of the ids.
         """
-        template = self.template(choice or TemplateChoice())
-        _ = template.end_token  # while Ctrl-C still ends a template that does not come to an end
-        return self._embedded(template.encode(messages, most, known))
-
-    def encode_talk(
-        self, messages: Sequence[ChatMessage], choice: TemplateChoice | None
-    ) -> list[int]:
-        """The ids of a conversation, without a template of its messages one a line; else as
-        `encode_chat`."""
         if choice is None:
-            return self.encode("\n".join(map(text_of, messages)))
-        return self.encode_chat(messages, choice)
+            return self.encode("\n".join(map(text_of, messages)), most)
+        template = self.template(choice)
+        _ = template.end_token  # while Ctrl-C still ends a template that does not come to an end
+        return self._embedded(template.encode(messages, most))
 
     def _embedded(self, ids: list[int]) -> list[int]:
         """The ids of a prompt, which all have an embedding."""
@@ -323,24 +317,18 @@ class Session:
             UsageError: the grammar is none for this model's tokenizer.
             RankError: a rank is gone.
         """
-        self._end_shared()
-        with self.decoder.lock:
-            if self.drafts.broken:
-                self._forget_drafts()
         settings, followers = self._prepared(settings), self.followers
         sampling, processors = self.choosing(prompt, settings)
         text = self._text_stream(prompt, settings)
         grammar = self._answer_grammar(prompt, settings)
-        # If no string ends the text, it is made while the device is at work on the next step.
-        enders = [text.feed] if any(self.stops(settings)) else []
-        enders += [grammar.commit] if grammar is not None else []
+        ends = self._ends(settings, text, grammar)
         # Followers are only told about answers that use all ranks.
         together = followers is None or followers.takes_part(settings)
         events = self.decoder.generate(
             prompt,
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
             sampling,
-            Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), _any_of(enders)),
+            Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), ends),
             processors,
             detailed=detailed,
             executor=self.executor if together else None,
@@ -354,6 +342,15 @@ class Session:
         answering = followers.answering(prompt, settings, self.drafts)
         self._shared = text_events(events, text, curve, cancelled, answering)
         return self._shared
+
+    def _ends(
+        self, settings: Settings, text: TextStream, grammar: AnswerGrammar | None
+    ) -> Callable[[int], bool] | None:
+        """Return what takes each token, and says whether it ends the text; None if nothing does."""
+        # If no string ends the text, it is made while the device is at work on the next step.
+        takers = [text.feed] if any(self.stops(settings)) else []
+        takers += [grammar.commit] if grammar is not None else []
+        return (lambda token: max([ends(token) for ends in takers])) if takers else None
 
     def _answer_grammar(self, prompt: Sequence[int], settings: Settings) -> AnswerGrammar | None:
         """Return what constrains an answer, if anything does."""
@@ -395,8 +392,13 @@ class Session:
         return *settings.stop, *self.loaded.defaults.stop_strings, *marks
 
     def _prepared(self, settings: Settings) -> Settings:
-        """Settings as this model can have them: without drafts that it cannot verify, and with the
-        widths that steps are captured for, which followers are told."""
+        """Prepare for an answer, and return settings as this model can have them: without drafts
+        that it cannot verify, and with the widths that steps are captured for, which followers
+        are told."""
+        self._end_shared()
+        with self.decoder.lock:
+            if self.drafts.broken:
+                self._forget_drafts()
         executor = self.decoder.executor
         if executor.model.drafts == "none":
             settings = replace(settings, strategy="autoregressive")
@@ -405,8 +407,3 @@ class Session:
             return settings
         widths = tuple(executor.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))
-
-
-def _any_of(enders: Sequence[Callable[[int], bool]]) -> Callable[[int], bool] | None:
-    """Return what tells all of some functions a token, and whether one of them ends the text."""
-    return (lambda token: max([ends(token) for ends in enders])) if enders else None

@@ -62,21 +62,16 @@ def _event(line: Any) -> Any:
 def _checked(step: TextStep) -> TextStep:
     """Refuse indices and shapes that no step has: the inspector relies on them."""
     detail = step.detail or Detail(0)
-    size, sources = len(detail.tree), [each.source or "" for each in step.pieces]
-    sound = {
-        "pieces": len(step.pieces) == len(step.token_ids) > 0,
-        "parents": size == len(detail.parents) == len(detail.sources)
-        and all(-1 <= parent < node for node, parent in enumerate(detail.parents)),
-        "accepted": all(
-            0 <= node < len(detail.parents) and detail.parents[node] == before
-            for before, node in zip((-1, *detail.accepted), detail.accepted, strict=False)
-        ),
-        "window": all(row and len(row) == len(detail.outputs) for row in detail.window),
-        "sources": all(map(str.isprintable, [*sources, *detail.sources])),
-    }
-    for name, fits in sound.items():
-        if not fits:
-            raise ValueError(f"{name} that no step has")
+    accepted = zip((-1, *detail.accepted), detail.accepted, strict=False)
+    sound = (
+        len(step.pieces) == len(step.token_ids) > 0,
+        len(detail.tree) == len(detail.parents) == len(detail.sources),
+        all(-1 <= parent < node for node, parent in enumerate(detail.parents)),
+        all(detail.parents[node : node + 1] == (parent,) for parent, node in accepted),
+        all(row and len(row) == len(detail.outputs) for row in detail.window),
+    )
+    if not all(sound):
+        raise ValueError("pieces, a tree or a window that no step has")
     return step
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -202,21 +200,10 @@ def test_log_probabilities_of_a_chat(server: Server) -> None:
         assert all(likely) == (more == {}), "a penalty is no part of them"
 
 
-def test_parts_of_characters_have_their_bytes(server: Server) -> None:
-    answer = server.chat(logprobs=True, top_logprobs=1, **RANDOM | {"max_tokens": 200})
-    tokens = answer["choices"][0]["logprobs"]["content"]
-    parts = [token for token in tokens if "bytes:" in token["token"]]
-    assert parts
-    for part in parts:
-        assert part["token"] == "bytes:" + "".join(f"\\x{byte:02x}" for byte in part["bytes"])
-        with pytest.raises(UnicodeDecodeError):
-            bytes(part["bytes"]).decode()
-
-
-@pytest.mark.parametrize(("prompt", "in_parts"), [("import ", False), ("while ", True)])
-def test_predictions_make_it_faster(server: Server, lade: Any, prompt: str, in_parts: bool) -> None:
+def test_predictions_make_it_faster(server: Server, lade: Any) -> None:
+    prompt = "import "
     alone = lade("generate", "--raw", "-p", prompt, "-n", "60", "--json").json()
-    known = [{"type": "text", "text": alone["text"]}] if in_parts else alone["text"]
+    known = [{"type": "text", "text": alone["text"]}]
     server.chat(**RANDOM | {"max_tokens": 200})
     prediction = {"type": "content", "content": known}
     answer = server.complete(prompt, max_tokens=60, prediction=prediction)
@@ -277,27 +264,20 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format", "is missing"),
         ({"response_format": UNKNOWN}, "response_format", "cannot be used"),
         ({"tools": [WEATHER], "tool_choice": NONE}, "tool_choice", "none of the tools"),
-        ({"guided_choice": ["yes", "no"]}, "guided_choice", "not supported"),
         ({"continue_final_message": True}, "continue_final_message", "only false"),
         ({"temperature": "hot"}, "temperature", "a valid number, not 'hot'"),
         ({"temperature": -1}, "temperature", "temperature must be"),
-        ({"top_k": -2}, "top_k", "top_k must be"),
         ({"top_p": 1e400}, "top_p", "a finite number"),
-        ({"max_tokens": -2}, "max_tokens", "equal to -1"),
-        ({"stop": 5}, "stop", "a text, or a list"),
+        ({"stop": 5}, "stop", "a valid array"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "at least 1 "),
         ({"reasoning_effort": "much"}, "reasoning_effort", "'medium'"),
-        ({"top_logprobs": 21}, "top_logprobs", "equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", '"logprobs": true'),
-        ({"messages": []}, "messages", "it is empty"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages", "'user'"),
         ({"messages": [HI | {"content": [{"type": "image_url"}]}]}, "messages", "image_url"),
-        ({"messages": [HI | {"content": None}]}, "messages", "user must have one"),
+        ({"messages": [HI | {"content": None}]}, "messages", "its content must be text"),
         ({"messages": [HI, CALLS | {"tool_calls": [{}]}]}, "messages", "function: "),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is no"),
-        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self is no"),
-        ({"chat_template_kwargs": {"conversations": 1}}, "chat_template_kwargs", "is no"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -431,40 +411,6 @@ def test_a_large_body_in_pieces_is_not_read_to_its_end(server: Server) -> None:
             for _ in range(80):
                 client.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
         assert client.recv(64).startswith(b"HTTP/1.1 413")
-
-
-def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
-    with contextlib.ExitStack() as stack:
-        for sent in (b"", b"POST ", http_post("/v1/completions", b'{"pro', 1000)) * 30:
-            stack.enter_context(server.connect()).sendall(sent)
-        broken = stack.enter_context(server.connect())
-        broken.sendall(b"nonsense\r\n\r\n")
-        assert broken.recv(64).startswith(b"HTTP/1.1 400")
-        assert server.ask("/v1/completions", SHORT)[0] == 200
-
-
-def test_large_bodies_that_do_not_end_leave_room_for_small_ones(server: Server) -> None:
-    halves = http_post("/v1/completions", b" " * (4 << 20), 5 << 20)
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(server.connect()) for _ in range(10)]
-        for client in clients:
-            with contextlib.suppress(OSError):
-                client.sendall(halves)
-        refused, _, _ = select.select(clients, [], [], 10)
-        assert refused[0].recv(64).startswith(b"HTTP/1.1 503")
-        assert server.ask("/v1/completions", SHORT)[0] == 200
-
-
-def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
-    body = json.dumps({"prompt": "def ", "max_tokens": 2, "stream": True}).encode()
-    whole = body.replace(b"true", b"null")
-    for sent, last in ((body, b"[DONE]"), (whole, b'"usage"')):
-        with server.connect() as client:
-            client.sendall(http_post("/v1/completions", sent))
-            client.shutdown(socket.SHUT_WR)
-            answer = b"".join(iter(lambda: client.recv(65536), b""))
-        assert b"HTTP/1.1 200 OK" in answer
-        assert last in answer
 
 
 def test_other_paths_and_methods(server: Server) -> None:

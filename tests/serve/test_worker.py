@@ -104,13 +104,6 @@ def test_a_template_without_tools_gets_them_as_text(tmp_path: Path) -> None:
         assert server.chat(messages=[HI, call, result], tools=TOOLS)["choices"]
 
 
-def test_the_model_says_its_name_and_its_context(server: Server) -> None:
-    (model,) = server.ask("/v1/models")[1]["data"]
-    assert (model["id"], model["max_model_len"]) == ("caller", model["context_length"])
-    assert model["context_length"] == 512
-    assert server.ask("/health", method="HEAD")[0] == 200
-
-
 def test_responses(server: Server) -> None:
     flat = [
         {"type": "function", **WEATHER},
@@ -179,15 +172,6 @@ def test_texts_are_drafts_as_json_has_them(tmp_path: Path) -> None:
         asked = {"role": "user", "content": text}
         drafted = server.chat(messages=[asked], tools=TOOLS)["lade"]
         assert drafted["steps"] < plain["steps"]
-
-
-def test_another_conversation_between_two_turns(server: Server) -> None:
-    long = [HI | {"content": "What about Paris? " * 20}]
-    first = server.chat(messages=long)
-    server.chat(messages=[HI | {"content": "A title, please."}])
-    longer = [*long, first["choices"][0]["message"], HI]
-    cached = server.chat(messages=longer)["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= first["usage"]["prompt_tokens"]
 
 
 def test_answers_that_fit_a_schema(tmp_path: Path) -> None:

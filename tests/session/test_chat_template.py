@@ -17,7 +17,6 @@ import pytest
 from transformers import AutoTokenizer
 
 import ladecli
-from ladecli import suites
 from ladecli.models.find import resolve
 from ladecli.options.answer import TemplateChoice
 from ladecli.trace.format import read_trace
@@ -301,10 +300,9 @@ def test_a_template_in_another_encoding_is_named(lade: Any, model_with: Any) -> 
 def test_named_templates(lade: Any, named: str, tmp_path: Path) -> None:
     assert "rag, talk" in say(lade, named).refused()
     assert "'rug'" in say(lade, named, "--chat-template", "rug").refused()
-    for name, text in (("a.jinja", CHATML), ("a.json", json.dumps({"chat_template": CHATML}))):
-        (tmp_path / name).write_text(text)
-        done = say(lade, named, "--chat-template", str(tmp_path / name))
-        assert (done.code, done.out) == (0, "Paris.\n")
+    (tmp_path / "a.jinja").write_text(CHATML)
+    done = say(lade, named, "--chat-template", str(tmp_path / "a.jinja"))
+    assert (done.code, done.out) == (0, "Paris.\n")
     with pytest.raises(ladecli.errors.UsageError, match="rag, talk"):
         ladecli.load(named).generate([plain("user", FIRST)])
     assert ladecli.load(named).generate([plain("user", FIRST)], chat_template="talk") == "Paris."
@@ -453,24 +451,6 @@ def test_contents_in_the_other_form(tmp_path: Path) -> None:
     assert model.generate([plain("user", FIRST), call, plain("user", FIRST)]) == "Paris"
 
 
-def test_reasoning_under_another_name_reaches_the_template(muser: str, rows_file: Any) -> None:
-    session = ladecli.load(muser).session
-    said = [
-        plain("user", FIRST),
-        plain("assistant", "a", reasoning_content="Hm"),
-        plain("user", "b"),
-    ]
-    assert "Hma" in session.loaded.tokenizer.decode(session.encode_chat(said))
-    (row,) = suites.load(rows_file({"messages": said}))
-    assert row.start[1]["reasoning"] == "Hm"
-
-
-def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None:
-    checks = lade("doctor", thinker, "--json", "--template-arg", "nothing=1").json()["checks"]
-    (line,) = [check["value"] for check in checks if check["name"] == "chat template"]
-    assert "no variable 'nothing'" in line
-
-
 # What reaches the prompt.
 
 
@@ -522,12 +502,8 @@ CONTENT = "{{ m.content }}"
 CHANGED = {
     "its own text": "Call {'type': 'function'}. " + CHATML,
     "upper case": CHATML.replace(CONTENT, "{{ m.content | upper }}"),
-    "trimmed": CHATML.replace(CONTENT, "{{ m.content | trim | title }}"),
-    "translated": CHATML.replace(CONTENT, "{{ m.content | replace('e', 'é') | replace('a', '') }}"),
     "cut": CHATML.replace(CONTENT, "{{ m.content[:4] }}"),
     "JSON": CHATML.replace(CONTENT, "{{ {'text': m.content} | tojson }}"),
-    "reversed": CHATML.replace(CONTENT, "{{ m.content | reverse }}"),
-    "the last first": CHATML.replace("in messages", "in messages | reverse"),
     "the user's words last": "{% for m in messages %}{{ m.content | length }}{% endfor %}"
     "{{ messages[-1].content | lower }}",
     "parts": PARTS.replace("{{ part.text }}", "{{ part.text | upper }}") + "'type'",
@@ -542,14 +518,6 @@ def test_a_template_may_change_the_message(name: str, prompt_by: Any) -> None:
     assert prompt == expected
     if name != "parts":  # which the template would write as a list
         assert prompt_by(CHANGED[name], [parts(**message) for message in said], said)[0] == expected
-
-
-def test_a_system_message_that_is_changed_is_taken(prompt_by: Any) -> None:
-    said = [plain("system", SYSTEM), plain("user", FIRST)]
-    for template in (GEMMA, PHI3, MISTRAL):
-        upper = template.replace("{{ m.content", "{{ m.content | upper")
-        prompt, expected = prompt_by(upper, said, [plain("user", f"{SYSTEM}\n\n{FIRST}")])
-        assert prompt == expected
 
 
 def test_developers_are_heard(prompt_by: Any) -> None:

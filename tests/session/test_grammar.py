@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 import torch
 from llguidance.hf import from_tokenizer
-from transformers import LogitsProcessorList
 
 import ladecli
 from ladecli.api import Model
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.grammar import TokenSet
-from ladecli.decoder.sampling import masked
 from ladecli.events import Ended, TextStep
 from ladecli.session.grammar import Grammar
 from ladecli.session.session import Settings
 from tests.session.test_chat_template import CASES
-from tests.support.decoding import PAPER, ids_of, run, text_ids, transformers_ids
+from tests.support.decoding import PAPER, ids_of, run, text_ids
 from tests.support.models import saved
 from tests.support.processes import Result
 
@@ -81,26 +78,6 @@ def answer(model: Model, ids: Sequence[int], **settings: Any) -> tuple[list[int]
     events = [*model.session.stream(ids, Settings(max_new_tokens=120, **settings))]
     assert isinstance(events[-1], Ended)
     return text_ids(events), events[-1]
-
-
-def test_an_answer_is_that_of_transformers_with_a_mask(demo: Model) -> None:
-    session, grammar = demo.session, Grammar.from_schema(ORDER)
-    ids = session.encode(PROMPT)
-    process = by_masks(session.loaded.tokenizer, grammar, len(ids))
-    theirs = transformers_ids(
-        session.stock_model,
-        ids,
-        120,
-        logits_processor=LogitsProcessorList([process]),
-        eos_token_id=session.loaded.tokenizer.eos_token_id,
-    )
-    ours, end = answer(demo, ids, grammar=grammar)
-    assert ours == theirs[: len(ours)]
-    assert theirs[len(ours) :] in ([], [session.loaded.tokenizer.eos_token_id])
-    assert end.reason == "stop"
-    order = json.loads(session.loaded.tokenizer.decode(ours))
-    assert [*order] == ["customer", "paid", "items"]
-    assert order["items"][0]["colour"] in ("red", "green", "black")
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED])
@@ -187,13 +164,6 @@ def test_a_schema_in_python(demo: Model) -> None:
     said = demo.generate("Someone: ", schema=Person, max_new_tokens=60, temperature=0.7, seed=1)
     assert Person.model_validate_json(said).name is not None
     assert said.startswith('{"name": "')
-    assert said == demo.generate(
-        "Someone: ",
-        schema=json.dumps(Person.model_json_schema()),
-        max_new_tokens=60,
-        temperature=0.7,
-        seed=1,
-    )
     assert demo.generate("x", grammar='root ::= "on" | "off"') in ("on", "off")
     with pytest.raises(ladecli.Error, match="schema and grammar"):
         demo.generate("x", schema={}, grammar="start: /a/")
@@ -245,13 +215,3 @@ def test_without_the_package(lade: Callable[..., Result], monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "llguidance", None)
     said = lade("generate", "no-such-model", "-p", "x", "--json-schema", "{}").refused()
     assert "pip install 'ladecli[schema]'" in said
-
-
-def test_a_mask_has_a_bit_for_each_token() -> None:
-    logits = torch.arange(22.0).reshape(2, 11)
-    only = TokenSet((1 << 9 | 1 << 2).to_bytes(2, "little"))
-    assert 9 in only
-    assert 8 not in only
-    kept = masked(logits, [only, None])
-    assert kept[0].isfinite().nonzero()[:, 0].tolist() == [2, 9]
-    assert torch.equal(kept[1], logits[1])

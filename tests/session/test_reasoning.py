@@ -53,13 +53,6 @@ def test_tags_before_an_answer(before: str, text: str, expected: Any, data: st.D
     assert split(ByTags(before), pieces) == expected
 
 
-@pytest.mark.parametrize(("before", "text", "expected"), TAGGED[:7])
-def test_tags_that_are_special_tokens(before: str, text: str, expected: tuple[str, str]) -> None:
-    tags = ("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>")
-    if "</think>b" not in text:
-        assert split(ByTags(before), tokens(text, tags)) == expected
-
-
 @pytest.mark.parametrize(("before", "text", "expected"), CHANNELED)
 def test_channels(before: str, text: str, expected: tuple[str, str]) -> None:
     special = ("start", "channel", "message", "end", "return", "call", "constrain")

@@ -49,15 +49,6 @@ def test_any_bytes_are_streamed_without_losing_valid_text(kind: str, tokens: lis
     assert ("".join(pieces) + detokenizer.flush()).endswith("the cat")
 
 
-def test_a_character_appears_with_its_last_byte() -> None:
-    tokenizer = byte_fallback()
-    tokens = ids_of(tokenizer, "你😀")
-    detokenizer = Detokenizer(tokenizer, ids_of(tokenizer, "a"))
-    pieces = [detokenizer.feed(token) for token in tokens]
-    assert [piece for piece in pieces if piece.strip()] == ["你", "😀"]
-    assert pieces[-1] == "😀"
-
-
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_parts_of_a_character_have_its_bytes(kind: str) -> None:
     tokenizer, text = TOKENIZERS[kind](), "😀ñ"
@@ -79,15 +70,6 @@ def test_tokens_that_all_end_inside_a_character() -> None:
     detokenizer = Detokenizer(Straddling())
     pieces = [detokenizer.feed(token) for token in range(len(Straddling.cuts) - 1)]
     assert "".join(pieces) + detokenizer.flush() == "漢字" * 20 + " ok"
-
-
-def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
-    tokenizer = byte_level()
-    tokens = ids_of(tokenizer, "😀")[:-1]
-    detokenizer = Detokenizer(tokenizer)
-    assert "".join(detokenizer.feed(token) for token in tokens) == ""
-    assert set(detokenizer.flush()) == {REPLACEMENT}
-    assert detokenizer.flush() == ""
 
 
 @settings(max_examples=100, deadline=None)

@@ -103,12 +103,6 @@ def test_what_is_no_call_stays_text(text: str, size: int) -> None:
     assert plain == text.replace("[TOOL_CALLS]", "")
 
 
-def test_text_comes_at_once() -> None:
-    reader = CallReader(TOOLS)
-    assert reader.feed("Paris ")[0] == "Paris "
-    assert reader.feed("```python\nx = {")[0] == "```python\nx = {"
-
-
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize(
     "text",

@@ -124,11 +124,6 @@ def test_errors(lade: Any) -> None:
     harmless(*ERRORS[-1])
 
 
-def test_the_folder_of_the_config_file() -> None:
-    home = f"/nowhere/{SHORT.replace('/', '')}\nand"
-    harmless("config", shows="and", XDG_CONFIG_HOME=home)
-
-
 def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     profiles = tmp_path / "lade" / "profiles"
     profiles.mkdir(parents=True)
@@ -144,12 +139,3 @@ def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
     harmless("config", shows="stop", lines=60, **home)
     harmless("doctor", model, shows="machine", lines=60, **home)
     harmless("profiles", shows="Hardware", **home, **{f"LADE_{SHORT.replace(chr(61), '')}": "1"})
-
-
-def test_a_megabyte_in_one_line(tmp_path: Path) -> None:
-    steps = [TextStep((Piece("word" * 5000),), (1,), 1, 0, 0.0)] * 50
-    header = Header(model="m", prompt="x", prompt_tokens=1)
-    path = write(tmp_path / "a", Trace(header, (*steps, Ended("length")), {1: "x"}))
-    with Terminal("replay", str(path)) as terminal:
-        terminal.child.expect("50 tokens in 50 steps")
-        assert terminal.child.before.count(b"word") > 100_000  # but for those that rows break
