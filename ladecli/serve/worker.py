@@ -25,6 +25,7 @@ from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import ServeRequest, TemplateChoice, bytes_in
 from ..session import opening
+from ..session.answer_memory import AnswerMemory
 from ..session.chat_template import ChatMessage
 from ..session.grammar import Grammar
 from ..session.text import REPLACEMENT, bytes_of, speller
@@ -143,6 +144,7 @@ class Worker:
         session.keep_texts(bytes_in(request.keep_memory))
         self._terminal = Terminal(request.color, request.quiet)
         self._answers = KnownTexts()
+        self._memory = AnswerMemory(session, request, self._terminal.say)
         self._spell = speller(session.loaded.tokenizer)
         # Signals are handled in the main thread, which a tokenizer would hold for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
@@ -239,6 +241,7 @@ class Worker:
             except UsageError as error:
                 raise Refused(400, str(error), "response_format") from error
         settings = replace(settings, logprobs=wanted.alternatives, grammar=grammar)
+        self._memory.recall(prompt)
         return prompt, replace(settings, calls=calls, fills_in=fills_in), predicted
 
     def _parts(
@@ -287,6 +290,7 @@ class Worker:
         # In OpenAI's words.
         finish = "length" if tally.cut else "tool_calls" if called else "stop"
         yield Part(finish=finish, totals=_totals(tally, settings, predicted))
+        self._memory.keep(tally.token_ids)
 
     def _prompt(
         self, wanted: CompletionBody, request: ServeRequest
