@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
-from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from platformdirs import user_state_path
 
 from .. import files
@@ -27,15 +24,16 @@ if TYPE_CHECKING:
     from ..options.answer import MemoryOptions
     from .session import Session
 
-KEPT = 1 << 19
-"""The newest tokens that a file keeps, this many; they take 2 MB."""
+KEPT = 2 << 20
+"""Bytes of a file, which has the newest answers; four for each token."""
 RECALLED = 1 << 12
 """The most tokens that drafts learn before one answer, which takes some hundredths of a second."""
 SHORTEST = 16
 """The tokens of the shortest answer that is worth a place."""
 SAMPLED = 256
 """The tokens of a vocabulary by which one tokenizer is told from another."""
-_FOUR_BYTES, _END = "i", -1  # of ids in an array, and what stands after each answer
+_ID, _MOST_IDS = np.dtype("<i4"), 1 << 20
+_END = b"\xff" * 4  # after each answer; ids are so small that no bytes of two of them look like it
 
 
 class AnswerMemory:
@@ -52,23 +50,27 @@ class AnswerMemory:
     ) -> None:
         self._session, self._say = session, say
         self._path = _path(session, request) if request.memory else None
-        self._answers: list[array[int]] | None = None  # the oldest first; None before it is read
+        self._answers: list[bytes] | None = None  # the oldest first; None before they are read
 
     def recall(self, prompt: Sequence[int]) -> None:
         """Let drafts know the answers that share the most, and the rarest, tokens with a prompt."""
         if self._answers is None:
             self._answers = self._read()
-        answers, asked = self._answers, {*prompt}
-        shared = [asked.intersection(answer) for answer in answers]
-        counts = Counter(chain.from_iterable(shared))
-        worth = {token: math.log(1 + len(answers) / count) for token, count in counts.items()}
-        likeness = [sum(map(worth.__getitem__, tokens)) for tokens in shared]
+        answers = [np.frombuffer(known, _ID) for known in self._answers]
+        if not answers:
+            return
+        # Each answer's tokens that the prompt has, once each.
+        ids, lengths = np.concatenate(answers), [*map(len, answers)]
+        asked = np.isin(ids, np.unique(prompt))
+        owners = np.repeat(np.arange(len(answers)), lengths)[asked]
+        owners, tokens = np.divmod(np.unique(owners * _MOST_IDS + ids[asked]), _MOST_IDS)
+        worth = np.log(1 + len(answers) / np.bincount(tokens)[tokens])
+        likeness = np.bincount(owners, worth, len(answers))
         room = RECALLED
-        # The newest comes first among equals.
-        for index in sorted(range(len(answers)), key=lambda i: (-likeness[i], -i)):
+        for index in np.lexsort((-np.arange(len(answers)), -likeness)):  # the newest among equals
             if room >= SHORTEST:
                 self._session.add_draft_ids(answers[index][:room].tolist())
-            room -= len(answers[index])
+            room -= lengths[index]
 
     def keep(self, answer: Sequence[int]) -> None:
         """Keep an answer, beside those that other programs have kept meanwhile.
@@ -77,16 +79,16 @@ class AnswerMemory:
         """
         if self._path is None or len(answer) < SHORTEST:
             return
-        new = array(_FOUR_BYTES, answer)
+        new = np.array(answer, _ID).tobytes()
         answers = [known for known in self._read() if known != new] + [new]
-        while sum(map(len, answers)) + len(answers) > KEPT:
+        while sum(map(len, answers)) + len(_END) * len(answers) > KEPT:
             del answers[0]
-        self._answers, end = answers, array(_FOUR_BYTES, [_END])
+        self._answers = answers
         first = not self._path.exists()
         try:
             with contextlib.suppress(OSError):  # writing says what is wrong
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            content = b"".join((known + end).tobytes() for known in answers)
+            content = b"".join(known + _END for known in answers)
             files.write(self._path, content, "the answers in", private=True)
         except LadeError as error:
             self._say(f"answers are not remembered: {error}")
@@ -98,20 +100,17 @@ class AnswerMemory:
                 " to forget them, and --no-memory keeps none"
             )
 
-    def _read(self) -> list[array[int]]:
+    def _read(self) -> list[bytes]:
         """Return the answers in the file; none if there is no such file, or it is damaged."""
-        ids = array(_FOUR_BYTES)
-        with contextlib.suppress(OSError):
-            data = b"" if self._path is None else files.read(self._path)
-            ids.frombytes(data[: len(data) // ids.itemsize * ids.itemsize])
-        if ids and not _END <= min(ids) <= max(ids) < self._session.decoder.facts.vocabulary:
+        if self._path is None:
             return []
-        answers, start = [], 0
-        for _ in range(ids.count(_END)):
-            end = ids.index(_END, start)
-            answers.append(ids[start:end])
-            start = end + 1
-        return answers
+        with contextlib.suppress(OSError, ValueError):  # no file, and no number of whole ids
+            *parts, _ = files.read(self._path).split(_END)
+            answers = [*filter(None, parts)]
+            ids = np.frombuffer(b"".join(answers), _ID)
+            if not len(ids) or 0 <= ids.min() <= ids.max() < self._session.decoder.facts.vocabulary:
+                return answers
+        return []
 
 
 def _path(session: Session, request: MemoryOptions) -> Path:

@@ -111,9 +111,9 @@ def test_drafts_learn_within_bounds(session: Session, home: Path) -> None:
 def test_the_oldest_answers_make_room(session: Session, home: Path) -> None:
     memory = memory_of(session)
     for number in range(6):
-        memory.keep([number] * (KEPT // 4))
+        memory.keep([number] * (KEPT // 16))
     (path,) = home.glob(FILES)
-    assert path.stat().st_size <= 4 * KEPT
+    assert path.stat().st_size <= KEPT
     assert recalled(session, [2])[0][0] == 5, "that of 2 is gone"
     assert recalled(session, [3])[0][0] == 3
 
