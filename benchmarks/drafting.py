@@ -1,11 +1,18 @@
-"""What drafting costs on the host, by budget and length of the text, without a model.
+"""What drafting costs on the host, and tokens per step beside other methods on a model.
 
     python benchmarks/drafting.py
+    python benchmarks/drafting.py --model MODEL --prompts FILE [--tokens 96] [--every 1]
 
-A text as repetitive as natural language is replayed: the strategy proposes, the walk accepts what
-agrees with the text, and the strategy learns, with successors that favour what followed the same
-token elsewhere.  Medians of the CPU time of this thread per step, in microseconds.  The last line
-is the memory of what has learned all it can hold: texts in which nothing comes twice.
+Without a model, by budget and length of the text: a text as repetitive as natural language is
+replayed.  The strategy proposes, the walk accepts what agrees with the text, and the strategy
+learns, with successors that favour what followed the same token elsewhere.  Medians of the CPU time
+of this thread per step, in microseconds.  The last line is the memory of what has learned all it
+can hold: texts in which nothing comes twice.
+
+With a model, tokens per step of greedy answers within 16 and 64 tokens, where wide steps cost
+nearly nothing.  Each answer begins with fresh drafts.  What lade has no strategy for is written
+here in the fewest lines that its paper describes: it lacks its authors' tuning, and their figures
+are theirs.
 """
 
 from __future__ import annotations
@@ -14,22 +21,37 @@ import itertools
 import random
 import statistics
 import time
-from collections import defaultdict
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 
 import psutil
-from common import print_head, print_row
+from common import argument_parser, print_head, print_row, save
 
-from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
+import ladecli
+from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig
 from ladecli.decoder.drafting.ngram_model import CONTEXTS, SAMPLED_SUCCESSORS
 from ladecli.decoder.drafting.store import DraftStore
+from ladecli.decoder.events import Step
+from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import Room, State, StepResult
-from ladecli.decoder.tree import TokenTree
+from ladecli.decoder.strategy import Draft, Room, State, StepResult, Strategy
+from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.suites import read_rows
 
 VOCABULARY = 8000
 STEPS = 300
 IDS = 128_000
 """Of a large vocabulary, for what fills memory."""
+NEARLY_FREE = StepCost((1, 64), (0,), ((1.0, 1.05),))
+"""What steps cost where the weights take all of the time."""
+PAPER = {16: LookaheadConfig(4, 3, 4), 64: LookaheadConfig(8, 5, 8)}
+"""The paper's window with so many tokens in a step."""
+SHARES = (0.5, 0.17, 0.09, 0.06, 0.04, 0.03, 0.02, 0.02)
+"""For the tree of Token Recycling, the assumed share of each rank among a token's successors."""
+LONGEST, FACTOR = 24, 4
+"""Of suffix decoding: tokens of the longest suffix, and nodes of a tree for each token of it."""
 
 
 def text_of(length: int, rng: random.Random) -> list[int]:
@@ -94,7 +116,141 @@ def full_memory() -> tuple[float, float]:
     return found[0], found[1]
 
 
+class TokenRecycling(Strategy):
+    """The eight most probable successors of each token, in a fixed tree (Luo et al., 2024)."""
+
+    def __init__(self, budget: int) -> None:
+        self._successors: dict[int, list[int]] = {}
+        self._shape: list[tuple[int, int]] = []  # of each node, its parent and its rank
+        frontier = [(1.0, ROOT, 0)]
+        while len(self._shape) < budget - 1:
+            share, parent, rank = frontier.pop()
+            node = len(self._shape)
+            self._shape.append((parent, rank))
+            if rank + 1 < len(SHARES):
+                insort(frontier, (share * SHARES[rank + 1] / SHARES[rank], parent, rank + 1))
+            insort(frontier, (share * SHARES[0], node, 0))
+
+    def propose(self, state: State, room: Room) -> Draft:
+        tree, nodes = TokenTree(), {ROOT: ROOT}
+        for number, (parent, rank) in enumerate(self._shape):
+            node = nodes.get(parent)
+            if node is None or (node != ROOT and tree.depths[node] >= room.depth):
+                continue
+            last = state.tokens[-1] if node == ROOT else tree.tokens[node]
+            if rank < len(known := self._successors.get(last, [])):
+                nodes[number] = tree.grow(node, known[rank], "recycled")
+        return Draft(tree, successors=len(SHARES))
+
+    def observe(self, state: State, draft: Draft, result: StepResult) -> None:
+        current = state.tokens[-len(result.tokens) - 1]
+        for token, row in zip((current, *draft.tree.tokens), result.successors, strict=False):
+            self._successors[token] = [*row]
+
+
+class SuffixDecoding(Strategy):
+    """What followed a suffix of the text, by its frequency (Oliaro et al., 2024): of the suffixes
+    of all lengths, the one whose tree is expected to yield the most tokens."""
+
+    def __init__(self, budget: int) -> None:
+        self._nodes = budget - 1
+        self._places: dict[int, list[int]] = defaultdict(list)  # after each token of the text
+        self._known = 0
+
+    def propose(self, state: State, room: Room) -> Draft:
+        text = state.tokens
+        for place in range(self._known + 1, len(text)):
+            self._places[text[place - 1]].append(place)
+        self._known = len(text) - 1
+        best, most = TokenTree(), 0.0
+        places = self._places[text[-1]]
+        for length in range(1, LONGEST + 1):
+            if not places:
+                break
+            tree, expected = self._grow(text, places, min(self._nodes, FACTOR * length), room.depth)
+            if expected >= most:
+                best, most = tree, expected
+            before = -length - 1
+            places = [p for p in places if p > length and text[p + before] == text[before]]
+        return Draft(best)
+
+    def _grow(
+        self, text: list[int], places: list[int], limit: int, depth: int
+    ) -> tuple[TokenTree, float]:
+        """Return the most frequent continuations of some places, and their expected tokens."""
+        tree, expected, whole = TokenTree(), 0.0, len(places)
+        frontier = [(1.0, 0, ROOT, 0, places)]  # share, order, parent, token, places before it
+        while frontier:
+            share, order, parent, token, found = frontier.pop()
+            node = ROOT
+            if order:
+                if len(tree) >= limit:
+                    break
+                node, expected = tree.grow(parent, token, "context"), expected + share
+            below = 0 if node == ROOT else tree.depths[node]
+            following: dict[int, list[int]] = defaultdict(list)
+            for place in found if below < depth else ():
+                if place < len(text):
+                    following[text[place]].append(place + 1)
+            for number, (after, ends) in enumerate(following.items()):
+                entry = len(ends) / whole, -1 - len(tree) * IDS - number, node, after, ends
+                insort(frontier, entry)
+        return tree, expected
+
+
+Maker = Callable[[int], Strategy]
+METHODS: dict[str, Maker] = {
+    "lade": lambda budget: make_strategy(
+        "lookahead", LookaheadConfig(budget=budget, sources=WITHOUT_WINDOW, step_cost=NEARLY_FREE)
+    ),
+    "Token Recycling": TokenRecycling,
+    "suffix decoding": SuffixDecoding,
+    "prompt lookup": lambda budget: make_strategy(
+        "prompt-lookup", LookaheadConfig(1, 2, 1, budget)
+    ),
+    "paper's window": lambda budget: make_strategy(
+        "lookahead", replace(PAPER[budget], sources=("trajectory",))
+    ),
+}
+
+
+def beside_others(model: ladecli.Model, prompts: list[str], tokens: int) -> list[dict[str, object]]:
+    """Print and return the tokens per step of each method."""
+    session, rows = model.session, []
+    ends = session.loaded.defaults.stop_ids
+    print_head("method", *(f"{budget} tokens" for budget in PAPER))
+    answers: list[list[int]] = []
+    for name, method in METHODS.items():
+        rates = []
+        for budget in PAPER:
+            steps = Counter[str]()
+            for number, prompt in enumerate(prompts):
+                ids = session.encode_chat([{"role": "user", "content": prompt}])
+                session.decoder.forget(keep_memory=True)
+                done = session.decoder.generate(ids, method(budget), limits=Limits(tokens, ends))
+                taken = [event for event in done if isinstance(event, Step)]
+                answer = [token.id for step in taken for token in step.tokens]
+                answers += [answer] if number == len(answers) else []
+                assert answer == answers[number], (name, budget, number)
+                steps += Counter(tokens=len(answer), steps=len(taken))
+            rates.append(steps["tokens"] / steps["steps"])
+        print_row(name, *rates)
+        rows.append({"method": name} | dict(zip(map(str, PAPER), rates, strict=True)))
+    return rows
+
+
 def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--model", help="compare methods on this one")
+    parser.add_argument("--prompts", help="a file of rows")
+    parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--every", type=int, default=1, help="take every so many prompts")
+    args = parser.parse_args()
+    if args.model:
+        rows = [*read_rows(args.prompts).values()][:: args.every]
+        model = ladecli.load(args.model, dtype="float32")
+        save(args, beside_others(model, [row.turns[0] for row in rows], args.tokens))
+        return
     print_head("budget", "text", "propose", "observe", "both", "tokens/step")
     for budget, length in itertools.product((16, 32, 64), (128, 1024, 4096)):
         propose, observe, accepted = min(measure(budget, length) for _ in range(3))

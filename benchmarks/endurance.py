@@ -192,18 +192,17 @@ def kills(report: Report, args: Namespace, place: Path) -> None:
 
 
 def kills_of_writers(report: Report, args: Namespace, place: Path) -> None:
-    """SIGKILL while a pool, a profile or a result is written: the file is old, new or not there."""
+    """SIGKILL while answers, a profile or a result is written: the file is old, new or none."""
     count, draw = 3 if args.quick else 30, random.Random(3)
-    pool, result = place / "pool", place / "result.json"
-    home = _home(place / "home")
+    result, home = place / "result.json", _home(place / "home")
     small = place / "small.jsonl"
     small.write_text('{"prompt": "def "}\n')
     methods = ("--strategies", "autoregressive,lookahead", "--repeat", "1", "-n", "8")
-    generate = (*GENERATE, "-n", "60", "--pool-file", str(pool))
+    chat = ("chat", "demo", QUESTION, "-n", "40")
     bench = ("bench", "demo", "--prompts", str(small), *methods, "--report", str(result))
     # A command, the file that it writes, and what reads that.
     commands = {
-        "--pool-file": (generate, pool, generate),
+        "answers": (chat, place, chat),
         "tune": (TUNE, place, ("profiles",)),
         "bench": (bench, result, ("bench", "compare", str(result), str(result))),
     }
@@ -255,14 +254,12 @@ def disks(report: Report, args: Namespace, place: Path) -> None:
         print("disks: left out, for only root can mount them", file=sys.stderr)
         return
     with _disk(place / "full") as full:
-        pool, chat = full / "pool", full / "chat.json"
-        pool.write_text("old")
+        chat = full / "chat.json"
         (full / "filling").write_bytes(b"x" * 100_000)
         with open(full / "rest", "wb", buffering=0) as rest, suppress(OSError):
             while True:
                 rest.write(b"x" * 4096)
         _on_a_disk(report, "full", full)
-        report.holds(pool.read_text() == "old", "a full disk costs the old pool")
         report.holds(not chat.exists(), "a file was begun on a full disk")
     with _disk(place / "fixed") as fixed:
         subprocess.run(["mount", "-o", "remount,ro", str(fixed)], check=True)
@@ -298,10 +295,10 @@ def _on_a_disk(report: Report, kind: str, disk: Path) -> None:
 
 
 def company(report: Report, args: Namespace, place: Path) -> None:
-    """Two programs at once on one config, pool, profile and folder of chats."""
+    """Two programs at once on one config, profile and folder of chats and answers."""
     rounds, home = 2 if args.quick else 20, _home(place / "home")
-    generate = (*GENERATE, "-n", "40", "--pool-file", str(place / "pool"))
-    calls = [*[("config", "init", "--force"), generate] * rounds, TUNE]
+    chat = ("chat", "demo", QUESTION, "-n", "40")
+    calls = [*[("config", "init", "--force"), chat] * rounds, TUNE]
     for arguments in calls:
         both = [processes.Program(*arguments, **home) for _ in range(2)]
         for done in [each.ended() for each in both]:

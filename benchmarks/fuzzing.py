@@ -491,9 +491,6 @@ def kinds_of(base: Path) -> dict[str, Kind]:
     (base / "files").mkdir(exist_ok=True)
     write_gguf(base / "files" / "m.gguf")
     write(base / "a.trace", small_trace())
-    (base / "pool").mkdir(exist_ok=True)
-    pool = base / "pool" / "pool.json"
-    call("pool", ["generate", small, *ASKED, "--raw", "--pool-file", str(pool)], base)
     generate = ("generate", small, *ASKED)
     profiles = sorted(Path(sys.modules["ladecli.profiles"].__file__ or "").parent.glob("*.toml"))
     model_calls = (("generate", "{}", *ASKED, "--raw", "--json"),)
@@ -516,11 +513,6 @@ def kinds_of(base: Path) -> dict[str, Kind]:
         "kept": Kind(
             [{"lade/chats/2026-01-01-000000-1.json": _TALK.asked("and").as_json("m").encode()}],
             [("chat", small, "--offline", "--device", "cpu", "--continue", "-n", "1")],
-            share=0.2,
-        ),
-        "pool": Kind(
-            [{"pool.json": pool.read_bytes()}],
-            [(*generate, "--raw", "--pool-file", "{}/pool.json")],
             share=0.2,
         ),
         "prompts": Kind(

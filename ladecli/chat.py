@@ -27,7 +27,7 @@ from .repl.reader import (
     suppress_echo,
     unescape,
 )
-from .session import opening, pool_file
+from .session import opening
 from .trace import record
 from .view import screen
 from .view.terminal import Terminal
@@ -42,7 +42,7 @@ def run(request: ChatRequest) -> int:
         LadeError, DecoderError: with a line for the user.
     """
     record.check(request)
-    texts = pool_file.check(request)
+    texts = request.draft_texts()
     if request.list_chats:
         terminal = Terminal(request.color)
         screen.print_rows(terminal.console(sys.stdout), rows_of(kept_chats()))
@@ -90,13 +90,14 @@ def _open(request: ChatRequest, texts: list[str], stack: contextlib.ExitStack) -
     session = stack.enter_context(opening.open_with_ranks(request, terminal))
     session.keep_texts(bytes_in(KEEP_MEMORY))  # for /load, and a conversation that was left
     chat = Chat(session, request, terminal, open_reader)
-    stack.enter_context(pool_file.keep_drafts(session, request.pool_file, texts))
+    for text in texts:
+        session.add_draft_text(text)
     return chat
 
 
 def _with_another(request: ChatRequest, model: str) -> ChatRequest:
     """Return the request for another model, without the options that belong to the last one."""
-    names = ("adapter", "gguf_file", "chat_template", "revision", "pool_file")
+    names = ("adapter", "gguf_file", "chat_template", "revision")
     own: dict[str, Any] = {**dict.fromkeys(names), "trust_remote_code": False}
     origins = {key: origin for key, origin in request.origins.items() if key not in own}
     return replace(request, model=model, message=None, origins=origins, **own)

@@ -29,7 +29,6 @@ from ladecli.commands.cli import entry
 from ladecli.trace.format import read_trace
 from tests.support import new_python, processes
 from tests.support.adapters import make as make_adapter
-from tests.support.files import file_sizes
 from tests.support.hub import DEMO, POINTER, copied, holding, renaming, stating, without
 
 # Prompts and streams.
@@ -343,15 +342,6 @@ def test_missing_packages(option: str, package: str, fix: str, lade: Any, monkey
     assert refusal == f"{option.removesuffix(' auto')} needs {package}: pip install {fix}\n"
 
 
-def test_a_pool_file_makes_answers_faster(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    pool = tmp_path / "drafts.pool"
-    command = ["generate", model_folder, "-p", "the cat", "-n", "60", "--ignore-eos", "--json"]
-    command += ["--pool-file", str(pool), "--quiet"]
-    first, second = (lade(*command).json() for _ in range(2))
-    assert first["token_ids"] == second["token_ids"]
-    assert second["decode"]["steps"] < first["decode"]["steps"]
-
-
 def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) -> None:
     known = tmp_path / "known.txt"
     command = ["generate", "-p", "What is the pool?", "-n", "40", "--json"]
@@ -364,14 +354,6 @@ def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) ->
     assert answer["decode"]["steps"] < without["decode"]["steps"] / 2
     known.write_text("is the pool?\n")
     assert "known.txt adds nothing" in lade(*command, "--draft-text", str(known)).err
-    # A pool file has it once, however often both are given.
-    pool = tmp_path / "drafts.pool"
-    known.write_text(without["text"] * 30)
-    sizes = []
-    for _ in range(2):
-        lade(*command, "--draft-text", str(known), "--pool-file", str(pool))
-        sizes.append(pool.stat().st_size)
-    assert sizes[1] < 1.5 * sizes[0]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
@@ -382,15 +364,6 @@ def test_a_file_that_cannot_be_written_costs_no_answer(lade: Any, tmp_path: Path
     assert [len(row["token_ids"]) for row in result.rows(1)] == [3, 3]
     line = "lade: --trace /dev/full cannot be written: "
     assert [text.startswith(line) for text in result.err.splitlines()] == [True, True]
-
-
-def test_all_files_that_cannot_be_written_are_named(lade: Any, tmp_path: Path) -> None:
-    trace, pool = tmp_path / "trace", tmp_path / "pool"
-    with file_sizes(1):
-        options = ("--trace", str(trace), "--pool-file", str(pool))
-        result = lade("generate", "-p", "a", "-n", "3", "--quiet", *options)
-    assert result.code == 1
-    assert re.match(f"lade: --trace {trace} .*\nlade: --pool-file {pool} ", result.err)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")

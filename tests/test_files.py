@@ -41,11 +41,14 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trace": "one", "pool_file": "two"}, None),
-        ({"trace": "one", "pool_file": "folder/../one"}, "--trace and --pool-file are the same"),
+        ({"trace": "one", "prompt_file": ["two"]}, None),
+        (
+            {"trace": "one", "draft_text": ["folder/../one"]},
+            "--draft-text and --trace are the same",
+        ),
         ({"trace": "link", "prompt_file": ["prompt"]}, "--prompt-file and --trace are the same"),
-        ({"trace": "x.a", "pool_file": "x-2.a"}, "--trace and --pool-file are the same.*x-2.a"),
-        ({"trace": "/dev/null", "pool_file": "/dev/null"}, None),
+        ({"trace": "x.a", "draft_text": ["x-2.a"]}, "--draft-text and --trace are the same.*x-2.a"),
+        ({"trace": "/dev/null", "draft_text": ["/dev/null"]}, None),
     ],
 )
 def test_two_things_do_not_go_to_one_file(
@@ -103,10 +106,9 @@ def test_new_files_have_the_mode_that_they_should(tmp_path: Path, private: bool,
     assert (tmp_path / "x").stat().st_mode & 0o777 == mode
 
 
-@pytest.mark.parametrize("option", ["--trace", "--pool-file"])
-def test_stdout_is_for_the_answer(lade: Any, option: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_stdout_is_for_the_answer(lade: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert lade("generate", "-p", "a", option, "-").refused().startswith(f"{option} -: ")
+    assert lade("generate", "-p", "a", "--trace", "-").refused().startswith("--trace -: ")
     assert os.listdir(tmp_path) == []
 
 
@@ -123,6 +125,4 @@ def test_files_that_are_ours_are_no_pipes(tmp_path: Path, lade: Any) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no regular file"):
         files.read(tmp_path / "pipe")
-    refused = lade("generate", "-p", "a", "--pool-file", str(tmp_path / "pipe")).refused()
-    assert "no regular file" in refused
     assert "no regular file" in lade("replay", str(tmp_path / "pipe")).refused()

@@ -13,7 +13,7 @@ from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
-from ..session import opening, pool_file
+from ..session import opening
 from ..session.dialogue import Dialogue, Row
 from ..session.grammar import Grammar, grammar_of
 from ..session.text import TextDelta
@@ -38,7 +38,7 @@ def run(request: GenerateRequest) -> int:
     rows = gather(request.prompt or [], request.prompt_file or [], terminal.say, suffix)
     answers_to_give = sum(row.answers for row in rows)
     record.check(request, answers_to_give)
-    texts, grammar = pool_file.check(request), grammar_of(request.json_schema, request.grammar)
+    texts, grammar = request.draft_texts(), grammar_of(request.json_schema, request.grammar)
     with opening.open_with_ranks(request, terminal) as session:
         talks = []
         # All prompts are checked before the first is answered: no half of the work is lost.
@@ -61,11 +61,12 @@ def run(request: GenerateRequest) -> int:
             if all(text.strip() in prompt for prompt in read):
                 terminal.say(f"--draft-text {name} adds nothing: the prompt holds all of it")
         answers = _Answers(request, session, terminal, answers_to_give, grammar)
-        with pool_file.keep_drafts(session, request.pool_file, texts):
-            for talk in talks:
-                answers.hold(talk)
-                if answers.code == INTERRUPTED:
-                    break
+        for text in texts:
+            session.add_draft_text(text)
+        for talk in talks:
+            answers.hold(talk)
+            if answers.code == INTERRUPTED:
+                break
     return answers.code
 
 

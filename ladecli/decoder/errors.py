@@ -33,10 +33,6 @@ class NaNLogitsError(DecoderError):
         )
 
 
-class DraftStateError(DecoderError, ValueError):
-    """Saved drafts that cannot be read."""
-
-
 class RankError(DecoderError):
     """Ranks that decode together lost one another, or disagree; the message names the rank."""
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from .. import files
 from ..decoder.config import SamplingConfig
 from ..errors import UsageError
 from .declare import Options, option
 from .drafting import DraftOptions, decode_option
-from .model import SessionOptions, model_option
+from .model import ModelOptions, SessionOptions, model_option
 
 prompt_option = partial(option, "Prompt")
 length_option = partial(option, "Length")
@@ -229,22 +230,36 @@ class RankedOptions(AnswerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftFileOptions(Options):
-    """Files that drafts are made from."""
+class DraftTextOptions(Options):
+    """Texts that drafts are made from."""
 
-    pool_file: str | None = decode_option(
-        "Keep what was learned about drafting in this file: the next call starts with it.",
-        metavar="FILE",
-    )
     draft_text: list[str] | None = decode_option(
         "A text that answers may repeat, such as a file to be edited; can be repeated.",
         metavar="FILE",
         lasting=False,
     )
 
+    def draft_texts(self) -> list[str]:
+        """Read these texts.
+
+        Raises:
+            UsageError: a file cannot be read; the message names it.
+        """
+        return [files.read_text(name, "draft text") for name in self.draft_text or ()]
+
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions(DraftFileOptions, QuietOptions):
+class MemoryOptions(ModelOptions):
+    """Whether answers make those of later runs faster."""
+
+    memory: bool = decode_option(
+        "Remember the answers of this model from run to run, which makes like ones faster.",
+        default=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(DraftTextOptions, QuietOptions):
     """The files beside an answer."""
 
     stats: bool | None = output_option("A line of statistics on stderr; on unless --quiet.")
@@ -325,7 +340,7 @@ class GenerateRequest(FileOptions, RankedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatRequest(FileOptions, RankedOptions):
+class ChatRequest(FileOptions, MemoryOptions, RankedOptions):
     """Hold a conversation in the terminal; /help lists what you can type there.
 
     On a pipe every line is a message, or all lines between triple quotes.

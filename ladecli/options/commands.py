@@ -11,7 +11,8 @@ from ..errors import UsageError
 from .answer import (
     KEEP_MEMORY,
     AnswerOptions,
-    DraftFileOptions,
+    DraftTextOptions,
+    MemoryOptions,
     QuietOptions,
     RankedOptions,
     TemplateOptions,
@@ -29,7 +30,7 @@ _argument = partial(output_option, default=MISSING, argument=True, lasting=False
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeRequest(DraftFileOptions, RankedOptions):
+class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
     """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1.
 
     Requests are answered one at a time; options hold unless a request says otherwise.

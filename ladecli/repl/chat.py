@@ -21,6 +21,7 @@ from ..models.find import absolute
 from ..options.answer import REPLY_TOKENS, ChatRequest
 from ..profiles import select
 from ..session import opening
+from ..session.answer_memory import AnswerMemory
 from ..session.conversation import Conversation, Message
 from ..trace import record
 from ..view import screen
@@ -83,6 +84,7 @@ class Chat:
         self.session = session
         self.request = request  # the options, which `/set` changes
         self.terminal = terminal
+        self.memory = AnswerMemory(session, request, self.note)
         self.journal: Journal | None = None  # keeps the conversation; None if nothing does
         self._explained = False  # whether the user knows what figures mean
         self._lost = False  # whether the user knows that the conversation is not kept
@@ -214,9 +216,9 @@ class Chat:
             KeyboardInterrupt: on a pipe, after the text until then was kept.
         """
         seen = self._with_room(asked)
+        tally, ids = Tally(), self.encode(seen)
+        self.memory.recall(ids)
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
-        tally = Tally()
-        ids = self.encode(seen)
         settings = opening.limited(self.request, self.settings(), self.session, ids)
         reply = Reply(ids, settings, tally, drafts)
         # Else it has a reply, which is not lost before there is another one.
@@ -238,6 +240,7 @@ class Chat:
                     self.replies[-1].drafts = b""  # only the last one is compared
                 self.replies.append(reply)
                 reply.message = self.conversation.messages[-1]
+                self.memory.keep(tally.token_ids)
             else:
                 self.keep(self.conversation)
         self._conclude(reply)

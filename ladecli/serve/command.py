@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..decoder.backends.quiet import LOG
 from ..errors import UsageError
 from ..options.commands import ServeRequest
-from ..session import opening, pool_file
+from ..session import opening
 from ..view.terminal import Terminal, ctrl_c, heeded
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ def run(request: ServeRequest) -> int:
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UsageError(f"lade serve needs {missing[0]}: pip install 'ladecli[serve]'")
-    texts, terminal = pool_file.check(request), Terminal(request.color, request.quiet)
+    texts, terminal = request.draft_texts(), Terminal(request.color, request.quiet)
     with (
         _listen(request.host, request.port) as listener,
         opening.open_with_ranks(request, terminal) as session,
-        pool_file.keep_drafts(session, request.pool_file, texts),
     ):
+        for text in texts:
+            session.add_draft_text(text)
         _serve(request, session, listener, terminal)
     return 0
 

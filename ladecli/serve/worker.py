@@ -24,6 +24,7 @@ from ..events import Ended, TextEvent, TextStep, pieces_of
 from ..metrics import Tally
 from ..options.answer import bytes_in
 from ..options.commands import ServeRequest
+from ..session.answer_memory import AnswerMemory
 from ..session.text import REPLACEMENT, bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall
 from ..view.terminal import Terminal
@@ -131,6 +132,7 @@ class Worker:
         self._session, self._prompts = session, Prompts(session, request)
         session.keep_texts(bytes_in(request.keep_memory))
         self._terminal = Terminal(request.color, request.quiet)
+        self._memory = AnswerMemory(session, request, self._terminal.say)
         self._spell = speller(session.loaded.tokenizer)
         # Signals are handled in the main thread, which a tokenizer would hold for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
@@ -206,6 +208,7 @@ class Worker:
             Refused, Error: it was cut short.
         """
         session, settings = self._session, prompt.settings
+        self._memory.recall(prompt.ids)
         hidden = session.stop_ids(settings)
         reader = CallReader(wanted.callable, self._special) if settings.calls else None
         one_call = isinstance(wanted, ChatBody) and wanted.parallel_tool_calls is False
@@ -235,6 +238,7 @@ class Worker:
         # In OpenAI's words.
         finish = "length" if tally.cut else "tool_calls" if calls else "stop"
         yield Part(finish=finish, totals=_totals(tally, prompt))
+        self._memory.keep(tally.token_ids)
 
     @cached_property
     def _special(self) -> list[str]:

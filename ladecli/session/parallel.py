@@ -9,6 +9,8 @@ terminal; and an exit code of 2 came out as 1, below a report of thirty lines.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import multiprocessing
 import os
 import platform
@@ -24,7 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, UsageError, describe_error
@@ -48,7 +50,7 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _EXIT_DELAY = 2.0
 """Seconds until a rank that failed ends, and torchrun all others: the leader reports first."""
 _PER_RANK_OPTIONS = {
-    *("system", "pool_file", "draft_text", "color", "stats", "trace", "quiet"),
+    *("system", "memory", "draft_text", "color", "stats", "trace", "quiet"),
     *("offline", "origins", "parallel", "device"),
 }
 """Options that only the leader acts on, and those that are made each rank's own."""
@@ -358,15 +360,20 @@ def compare_loaded(loaded: LoadedModel, ranks: DistributedTransport) -> None:
         RankError: they have not loaded the same.
     """
     from ..decoder.ranks.transport import weights_digest
-    from . import pool_file
 
     split = loaded.placement.split > 1  # each rank holds another part of the weights
     mine = {
         "dtype": str(loaded.dtype),
-        "a tokenizer": pool_file.tokenizer_digest(loaded.tokenizer)[:8],
+        "a tokenizer": _digest_of(loaded.tokenizer)[:8],
         "weights": "" if split else weights_digest(loaded.model)[:8],
     }
     _compare(ranks, mine)
+
+
+def _digest_of(tokenizer: Any) -> str:
+    """Return a digest of a tokenizer's vocabulary, ids included."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
 def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:

@@ -145,7 +145,6 @@ class Session:
             text: of which an answer can repeat no more than the context holds.
             lasting: whether it outlives `start_over`.
         """
-        self._end_shared()
         if not lasting:
             text = shortened(self.loaded.tokenizer, text, self.decoder.max_context)
         encoded = token_ids(self.loaded.tokenizer, text, special=False)
@@ -155,13 +154,17 @@ class Session:
             # Drafts know the newest texts alone; an editor hands over hundreds of versions.
             while sum(map(len, self._draft_texts[1:])) > MAX_CORPUS:
                 del self._draft_texts[0]
-        known = ids if lasting else ids[: self.decoder.max_context]
+        self.add_draft_ids(ids if lasting else ids[: self.decoder.max_context])
+        return len(ids)
+
+    def add_draft_ids(self, ids: Sequence[int]) -> None:
+        """Let drafts know the ids of a text that answers may repeat, if they do not already."""
+        self._end_shared()
         with self.decoder.lock:
-            if known not in self.drafts.context.corpus:
-                self.drafts.learn_text(known)
+            if ids not in self.drafts.context.corpus:
+                self.drafts.learn_text(ids)
                 if self.followers is not None:
                     self.followers.drafts_changed()
-        return len(ids)
 
     def _forget_drafts(self) -> None:
         """Forget what was learned, but not the texts that the user gave."""

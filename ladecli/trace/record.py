@@ -29,8 +29,6 @@ def check(request: FileOptions, answers: int = 1) -> None:
     written = [
         ("--trace", path) for number in range(1, answers + 1) if (path := _path(request, number))
     ]
-    if request.pool_file:
-        written.append(("--pool-file", files.expanded(request.pool_file)))
     taken = {files.expanded(name).resolve(): read for name, read in request.read_files.items()}
     for option, path in written:
         files.check(path, option)

@@ -20,7 +20,7 @@ OTHER: dict[str, Any] = {
     **{"template_arg": ["enable_thinking=false"], "reasoning_effort": "low"},
     **{"max_new_tokens": 7, "stop": ["a b", "\n"], "ignore_eos": True, "max_context": 99},
     **{"strategy": "jacobi", "profile": "cpu", "window": 4, "ngram": 3, "guesses": 2},
-    **{"budget": 50, "sources": "context", "pool_file": "a b.pool", "temperature": 0.5},
+    **{"budget": 50, "sources": "context", "memory": False, "temperature": 0.5},
     **{"top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 3},
     **{"dtype": "float16", "device": "cuda:1", "quantize": "4bit", "attention": "sdpa"},
     **{"device_map": "auto", "revision": "main", "gguf_file": "a.gguf", "offline": True},

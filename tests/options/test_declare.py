@@ -21,13 +21,14 @@ MODEL = (
 )
 PROMPT = "system raw chat-template template-arg"
 SHARED = f"{DECODING} {SAMPLING} {LENGTH} {MODEL} {PROMPT} color quiet help"
-RANKS, FILES = "parallel parallel-mode", "trace stats no-stats pool-file draft-text"
+MEMORY = "memory no-memory"
+RANKS, FILES = "parallel parallel-mode", "trace stats no-stats draft-text"
 
 OPTIONS = {
-    "chat": f"{SHARED} {RANKS} {FILES} markdown no-markdown token-colors no-token-colors"
+    "chat": f"{SHARED} {RANKS} {FILES} {MEMORY} markdown no-markdown token-colors no-token-colors"
     " editing-mode continue reasoning no-reasoning",
     "generate": f"{SHARED} {RANKS} {FILES} prompt prompt-file suffix-file json reasoning",
-    "serve": f"{SHARED} {RANKS} pool-file draft-text host port name keep-memory api-key cors queue",
+    "serve": f"{SHARED} {RANKS} {MEMORY} draft-text host port name keep-memory api-key cors queue",
     "replay": "step color",
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
     " json report",

@@ -429,8 +429,7 @@ def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path)
     endless: dict[str, Any] = {"prompt": "def ", "stream": True, "temperature": 1.0}
     endless["extra_body"] = {"ignore_eos": True}
     for number in (signal.SIGINT, signal.SIGHUP):  # other tests end theirs by SIGTERM
-        pool = ("--pool-file", str(tmp_path / "pool"))
-        with Server(tmp_path, "--host", "0.0.0.0", *pool) as server, server.client() as client:
+        with Server(tmp_path, "--host", "0.0.0.0") as server, server.client() as client:
             answer = server.ask("/v1/completions", known, Host="any.example")[1]
             steps.append(answer["lade"]["steps"])
             # A draw of its own: what the first server wrote is known, and soon written once more.

@@ -106,7 +106,6 @@ ERRORS: list[tuple[str, ...]] = [
     ("generate", "-p", "a", "--chat-template", NAME),
     ("generate", "-p", "a", "--template-arg", f"{NAME}=1"),
     ("generate", "-p", "a", "--profile", NAME),
-    ("generate", "-p", "a", "--pool-file", f"/nowhere/{SHORT}"),
     ("chat", NAME),
     ("replay", NAME),
     ("bench", "--prompts", NAME),

@@ -1,23 +1,14 @@
-"""What drafts are made from, which is kept from one generation to the next and saved to disk; and
-the speculation budget."""
+"""What drafts are made from, which is kept from one generation to the next; and the speculation
+budget."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ..errors import DraftStateError
-from ..tree import TokenTree
 from ..window import NgramPool
-from .ngram_model import ORDER, NgramModel, pack
-from .sources import BOUNDARY, SOURCES, ContextSource
+from .ngram_model import NgramModel
+from .sources import SOURCES, ContextSource
 
-SAVED_TEXT = 1 << 14
-"""The newest tokens of text, this many, are saved."""
-SAVED_ROWS = 1 << 12
-"""The model's successors after the newest tokens, this many, are saved."""
-SAVED_NGRAMS = 1 << 10
-"""The most n-grams of the paper's pool that are saved."""
 LOSS_PER_TOKEN = 0.01
 """The loss that drafts may cause for each token of text, in plain steps."""
 INITIAL_BALANCE = 2.0
@@ -104,64 +95,3 @@ class DraftStore:
         self.context.add(tokens, expected=True)
         self.model.learn([tokens], 1)
         self.broken = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the newest part as lists of numbers for JSON, at most about 75,000 of them, or
-        125,000 if tokens are drawn.
-
-        The text itself is saved, not what was counted in it; and the model's successors after
-        accepted text, not those after other candidates.
-        """
-        text = self.context.corpus.tokens[-SAVED_TEXT:]
-        rows = []
-        for end in range(max(len(text) - SAVED_ROWS, ORDER), len(text) + 1):
-            last = text[end - ORDER : end]
-            row = None if BOUNDARY in last else self.model.model_successors[ORDER].get(pack(last))
-            if row is not None:
-                rows.append([end, [*row], [round(value, 4) for value in row.values()]])
-        ngrams = [list(ngram) for ngram in self.pool]
-        return {"text": text, "rows": rows, "ngrams": ngrams[-SAVED_NGRAMS:]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], vocabulary: int) -> DraftStore:
-        """Make a store of what `to_dict` returned.
-
-        Args:
-            data: the result of `to_dict`, read from JSON.
-            vocabulary: the size of the vocabulary, which token ids are below.
-
-        Raises:
-            DraftStateError: something is missing, of the wrong form, or out of range.
-        """
-        store = cls()
-        try:
-            store._load(data, vocabulary)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DraftStateError(f"these are no saved drafts: {error!r}") from error
-        return store
-
-    def _load(self, data: Mapping[str, Any], vocabulary: int) -> None:
-        text = _tokens(data["text"], BOUNDARY, vocabulary)
-        self.context.add(text)
-        start = 0
-        for index, token in enumerate((*text, BOUNDARY)):
-            if token == BOUNDARY:
-                self.model.learn([text[start:index]], 1)
-                start = index + 1
-        for end, tokens, probabilities in data["rows"]:
-            if not all(0.0 <= probability <= 1.0 for probability in probabilities):
-                raise ValueError(f"no probabilities: {probabilities}")
-            row = dict(zip(_tokens(tokens, 0, vocabulary), map(float, probabilities), strict=True))
-            self.model.recycle(text[end - ORDER : end], TokenTree(), [row])
-        for ngram in data["ngrams"]:
-            if len(ngram) < 2:
-                raise ValueError("an n-gram of less than two tokens")
-            self.pool.add(_tokens(ngram, 0, vocabulary), SAVED_NGRAMS)
-
-
-def _tokens(values: list[Any], first: int, below: int) -> list[int]:
-    """Return the values if they are token ids; raise ValueError if not."""
-    for value in values:
-        if type(value) is not int or not first <= value < below:
-            raise ValueError(f"{value!r} is no token id from {first} to {below - 1}")
-    return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.copy_pointer import RepeatedSpan
 from ladecli.decoder.drafting.ngram_model import NgramModel, Ranked, Row, pack
 from ladecli.decoder.drafting.sources import BOUNDARY, Observation
-from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.drafting.tree_search import TreeSearch
 from ladecli.decoder.step_cost import CostCurve, StepCost
@@ -282,25 +281,6 @@ def test_the_automaton_finds_what_a_search_finds(size: int) -> None:
 
 
 VOCABULARY = 1000
-
-
-def reloaded(store: DraftStore) -> DraftStore:
-    return DraftStore.from_dict(json.loads(json.dumps(store.to_dict())), VOCABULARY)
-
-
-def test_what_is_saved_is_bounded() -> None:
-    store, text = DraftStore(), [number % VOCABULARY for number in range(SAVED_TEXT + 1000)]
-    store.context.begin(text)
-    for end in range(len(text) - SAVED_ROWS - 1000, len(text)):
-        recycle(store.model, text[end - 9 : end], {1: 0.5})
-    for number in range(5000):
-        store.pool.add((number % VOCABULARY, number // VOCABULARY, 3), 9)
-    saved = store.to_dict()
-    assert saved["text"] == text[-SAVED_TEXT:]
-    numbers = len(saved["text"]) + 9 * len(saved["rows"]) + sum(map(len, saved["ngrams"]))
-    assert len(saved["rows"]) >= SAVED_ROWS - ngram_model.ORDER
-    assert numbers < 60_000
-    assert reloaded(store).context.corpus.tokens[:-1] == text[-SAVED_TEXT:]
 
 
 def test_an_interrupted_update_is_noticed() -> None:
