@@ -54,7 +54,7 @@ INTRODUCTION = (
     "`lade` decodes every decoder-only model that transformers can generate with: a folder, a model"
     " in the Hugging Face cache, or a GGUF file.  Of a model that sees or hears, only the text"
     " decoder is loaded.  The method depends on the model's family; if it is not trees of drafts,"
-    " one line says so at load, with the reason.",
+    " a notice at load gives the reason.",
 )
 KINDS = {
     "lookahead": "trees of drafts, verified in one pass by our own forward or by transformers'.",
