@@ -3,9 +3,10 @@
     python benchmarks/families.py --json benchmarks/results/families.json --page docs/models.md
 
 Every family is built small and random from its configuration, saved with a byte-level tokenizer,
-and decoded greedily in float32 through three doors: `lade generate FOLDER`, `ladecli.load(FOLDER)`
-and `model.generate(custom_generate=ladecli.lookahead)`.  The first two answer the first prompt
-again after the others: by then they have learned it, so most of that text is accepted drafts.
+and decoded greedily in float32 through three entry points: `lade generate FOLDER`,
+`ladecli.load(FOLDER)` and `model.generate(custom_generate=ladecli.lookahead)`.  The first two
+answer the first prompt again after the others: by then they have learned it, so most of that text
+is accepted drafts.
 The extra `test` is needed.  The exit code is 1 if any text differs.
 """
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import textwrap
 import warnings
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +49,19 @@ _WHOLE = """
 _TEXTS = {*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} & known_families()
 FAMILIES = [*every.ROWS, *_WHOLE.split(), *sorted(_TEXTS - {*every.ROWS})]
 INTRODUCTION = (
-    "Any decoder-only model that transformers can generate with is decoded, in a folder, in the"
-    " Hugging Face cache, or in a GGUF file.  Of models that see or hear, the text decoder is read"
-    " alone.  How depends on its family; where it is not trees of"
-    " drafts, a line says so when the model is loaded, and why:"
+    "After reading this page you know whether a model runs, how it is decoded, and which of its"
+    " files and settings count.",
+    "`lade` decodes every decoder-only model that transformers can generate with: a folder, a model"
+    " in the Hugging Face cache, or a GGUF file.  Of a model that sees or hears, only the text"
+    " decoder is loaded.  The method depends on the model's family; if it is not trees of drafts,"
+    " a notice at load gives the reason.",
 )
 KINDS = {
     "lookahead": "trees of drafts, verified in one pass by our own forward or by transformers'.",
-    "chains": "one continuation at a time, through the model's own forward and its own cache, which"
-    " is put back where the chain is not accepted whole.",
-    "plain": "one token at a time, through the model's own forward and its own cache.",
-    "refused": "no text: encoder-decoders too.",
+    "chains": "one continuation at a time, by the model's own forward and cache; the cache is"
+    " restored if the chain is not accepted completely.",
+    "plain": "one token at a time, by the model's own forward and cache.",
+    "refused": "the model cannot continue a text, like encoder-decoders.",
 }
 Answers = list[list[int]]
 
@@ -99,7 +103,7 @@ def loaded(folder: Path, row: dict[str, Any]) -> Answers:
 
 
 def verdict(door: Callable[[], Answers], expected: Answers, family: str) -> str:
-    """How the answers of a door compare, or why there are none."""
+    """How the answers of an entry point compare, or why there are none."""
     try:
         answers = door()
     except Exception as error:
@@ -134,23 +138,37 @@ def try_family(family: str) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """A page of Markdown: what the kinds of decoding are, their counts, and the rows."""
+    """Return a page of Markdown: the kinds of decoding, verdicts, and the families by kind."""
     counts = Counter(row["decoding"] for row in rows)
-    lines = ["# Models", "", INTRODUCTION, ""]
+    lines = ["# Models", *wrapped(INTRODUCTION), ""]
     lines += [f"- **{kind}** ({counts[kind]}): {what}" for kind, what in KINDS.items()]
     libraries = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    lines += ["", f"Built small and random, decoded greedily in float32 by {libraries}:", ""]
+    how = f"{len(rows)} families, built small and random, decoded greedily in float32 ({libraries})"
+    lines += [*wrapped([f"`python benchmarks/families.py` compares them with `generate`: {how}."])]
+    lines += ["", "| entry point | result |", "|---|---|"]
     for door in DOORS:
-        counts = Counter(row[door].split(":")[0] for row in rows)
-        lines.append(f"- {door}: " + ", ".join(f"{n} {what}" for what, n in counts.most_common()))
-    lines += ["", f"| family | decoding | forward | {' | '.join(DOORS)} | why |", "|---" * 7 + "|"]
-    for row in rows:
-        found = [row[door].partition(": ") for door in DOORS]
-        whys = dict.fromkeys(why for why in (row["why"], *(why for _, _, why in found)) if why)
-        cells = [row[name] for name in ("family", "decoding", "forward")]
-        cells += [*(what for what, _, _ in found), "; ".join(whys)]
-        lines.append(f"| {' | '.join(cells)} |")
+        counts = Counter(row[door].partition(":")[0] for row in rows)
+        lines.append(f"| {door} | {', '.join(f'{n} {v}' for v, n in counts.most_common())} |")
+    lines += ["", "| decoding | forward | families | why no trees |", "|---|---|---|---|"]
+    groups = defaultdict(list)
+    for row in sorted(rows, key=lambda row: [*KINDS].index(row["decoding"])):
+        reasons = [row["why"]]
+        for door in DOORS:
+            kind, _, reason = row[door].partition(": ")
+            if kind != "equal":
+                reasons.append(reason if kind == "refused" else f"{door} {row[door]}")
+        why = "; ".join(dict.fromkeys(filter(None, reasons)))
+        groups[row["decoding"], row["forward"], why].append(row["family"])
+    for (decoding, forward, why), families in groups.items():
+        lines.append(f"| {decoding} | {forward} | {', '.join(families)} | {why} |")
     return "\n".join(lines) + "\n"
+
+
+def wrapped(paragraphs: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of paragraphs, each after an empty line."""
+    for text in paragraphs:
+        yield ""
+        yield from textwrap.wrap(text, 120, break_on_hyphens=False)
 
 
 def main() -> int:

@@ -16,7 +16,11 @@ from ladecli.decoder.drafting.ngram_model import NgramModel, pack
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+FIGURES = ROOT / "benchmarks/README.md"
+LOG = ROOT / "benchmarks/log.md"
+"""Past figures, which are not maintained: their links must work, their commands need not."""
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), FIGURES]
+LINKED = [*PAGES, LOG, ROOT / "benchmarks/gpu/README.md"]
 BLOCK = re.compile(r"(<!-- not run: \S.* -->\n)?```(console|python)\n(.*?)```", re.DOTALL)
 CI = ("pip", "pytest")
 """Programs that `.ci/run` runs as the README says."""
@@ -73,13 +77,34 @@ def test_the_draft_source_of_the_extension_guide_expects_its_phrases() -> None:
         assert source.model.look_up(pack(text))[0][1] == following
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for link in re.findall(r"\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)", text):
-        assert (page.parent / link).exists(), link
-    for path in re.findall(r"`((?:ladecli|tests|benchmarks|scripts|docs)(?:/[\w./]+)?)`", text):
-        assert (ROOT / path).exists(), path
+    for link, heading in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        if heading:
+            assert heading in headings(target), f"{link}#{heading}"
+    if page != LOG:
+        paths = r"`(?:python )?((?:ladecli|tests|benchmarks|scripts|docs)(?:/[\w./]+)?)[ `]"
+        for path in re.findall(paths, text):
+            assert (ROOT / path).exists(), path
+
+
+def test_every_script_and_every_result_of_the_benchmarks_is_on_a_page() -> None:
+    text = FIGURES.read_text(encoding="utf-8")
+    results = text + LOG.read_text(encoding="utf-8")
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        if "__main__" in script.read_text(encoding="utf-8") and script.stem != "peer_workers":
+            assert f"python benchmarks/{script.name}" in text, script.name
+    for result in (ROOT / "benchmarks/results").glob("*.json"):
+        assert f"results/{result.name}" in results, result.name
 
 
 def test_the_tables_of_models_name_tests_and_fields_that_exist() -> None:
