@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from platformdirs import user_state_path
 
 from .. import files
@@ -32,7 +31,7 @@ SHORTEST = 16
 """The tokens of the shortest answer that is worth a place."""
 SAMPLED = 256
 """The tokens of a vocabulary by which one tokenizer is told from another."""
-_ID, _MOST_IDS = np.dtype("<i4"), 1 << 20
+_ID, _MOST_IDS = "<i4", 1 << 20
 _END = b"\xff" * 4  # after each answer; ids are so small that no bytes of two of them look like it
 
 
@@ -54,6 +53,8 @@ class AnswerMemory:
 
     def recall(self, prompt: Sequence[int]) -> None:
         """Let drafts know the answers that share the most, and the rarest, tokens with a prompt."""
+        import numpy as np
+
         if self._answers is None:
             self._answers = self._read()
         answers = [np.frombuffer(known, _ID) for known in self._answers]
@@ -77,6 +78,8 @@ class AnswerMemory:
 
         If the file cannot be written, a line says so, and nothing else is kept.
         """
+        import numpy as np
+
         if self._path is None or len(answer) < SHORTEST:
             return
         new = np.array(answer, _ID).tobytes()
@@ -102,6 +105,8 @@ class AnswerMemory:
 
     def _read(self) -> list[bytes]:
         """Return the answers in the file; none if there is no such file, or it is damaged."""
+        import numpy as np
+
         if self._path is None:
             return []
         with contextlib.suppress(OSError, ValueError):  # no file, and no number of whole ids

@@ -160,10 +160,10 @@ class TreeSearch:
     def _successors(self, node: int, floor: float) -> Ranked:
         """Look up the successors of a node whose paths' probabilities exceed `floor`."""
         path, grammar = self._paths[node], self._grammar
+        repeated = self._repeated(node)
         if grammar is not None and (token := grammar.forced(path)) is not None:
             self.looked_up[node] = [(1.0, token, FORCED)]
             return self.looked_up[node]
-        repeated = self._repeated(node)
         # All successors of the root are looked up, to be calibrated even if they do not pay.
         floor = floor / self._probabilities[node] if node else 0.0
         # With noise, an improbable token may be the one that is drawn, so there is no floor.
