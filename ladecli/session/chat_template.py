@@ -365,10 +365,9 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
         )
     if files.expanded(name).is_file():
         return f"the chat template {name}", files.read_text(name)
-    own = f"only {names}" if isinstance(known, Mapping) else "only its own"
-    has = own if named else "none"
     raise UsageError(
-        f"there is no chat template {name!r}: the model has {has}, and no file has this name"
+        f"there is no chat template {name!r}: the model has {names or 'none'}, and no file has"
+        " this name"
     )
 
 
