@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -71,16 +72,34 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
             errors.append(error)
 
     if threading.current_thread() is threading.main_thread():
-        # In a thread, since Ctrl-C does not end a call of tokenizers.
-        thread = threading.Thread(target=encode, daemon=True)
-        thread.start()
-        thread.join()
+        with _without_rust_messages():
+            # In a thread, since Ctrl-C does not end a call of tokenizers.
+            thread = threading.Thread(target=encode, daemon=True)
+            thread.start()
+            thread.join()
     else:
         encode()
     if errors:
         reason = one_line(str(errors[0]) or type(errors[0]).__name__)
         raise UsageError(f"the model's tokenizer cannot encode this text ({reason})") from errors[0]
     return ids
+
+
+@contextlib.contextmanager
+def _without_rust_messages() -> Iterator[None]:
+    """Keep what Rust prints of a panic off stderr: the error says it."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def shortened(tokenizer: Any, text: str, most: int) -> str:
