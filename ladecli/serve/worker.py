@@ -25,7 +25,8 @@ from ..metrics import Tally
 from ..options.answer import bytes_in
 from ..options.commands import ServeRequest
 from ..session.answer_memory import AnswerMemory
-from ..session.text import REPLACEMENT, bytes_of, speller
+from ..session.text import REPLACEMENT
+from ..session.tokens import bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall
 from ..view.terminal import Terminal
 from .prompts import Prompt, Prompts

@@ -14,7 +14,7 @@ from .. import files
 from ..decoder.tree import common_prefix
 from ..errors import UsageError
 from ..options.answer import TemplateChoice
-from .text import shortened, token_ids
+from .tokens import shortened, token_ids
 from .tool_calls import arguments_of
 
 ChatMessage: TypeAlias = Mapping[str, Any]
