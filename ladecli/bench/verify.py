@@ -21,7 +21,8 @@ from ..metrics import first_difference
 from ..models.memory import FULL
 from ..session import opening
 from ..session.dialogue import Dialogue
-from ..session.text import TextDelta, speller
+from ..session.text import TextDelta
+from ..session.tokens import speller
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
 from .result import (

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import flaw, one_line
 from ..options.commands import ServeRequest
-from .forms import ChatForm, Form, TextForm, joined
+from .forms import ChatForm, TextForm, joined
 from .messages import MessagesBody, MessagesForm
 from .responses import ResponseForm, ResponsesBody
 from .schema import ChatBody, CompletionBody, Refused, TextBody
@@ -28,10 +28,10 @@ from .worker import Job, Part, Worker, ending
 
 Body: TypeAlias = ChatBody | TextBody | ResponsesBody | MessagesBody
 """The body of a request."""
+Form: TypeAlias = ChatForm | MessagesForm | ResponseForm
+"""The form of an answer."""
 MOST_BYTES = 4 << 20
 """Of a body."""
-SMALL_BYTES = 64 << 10
-"""Of a body whose memory may stay with the C library."""
 AT_ONCE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers by which proxies (nginx) pass on a stream as it comes."""
 FORMS: dict[str, tuple[type[Body], Callable[[str, Any], Form]]] = {
@@ -204,7 +204,6 @@ class _Desk:
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            self._worker.untidy |= len(body) > SMALL_BYTES
             if len(body) > MOST_BYTES:
                 raise Refused(413, f"the body is larger than {MOST_BYTES >> 20} MiB; send less")
         return bytes(body)

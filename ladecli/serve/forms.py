@@ -6,30 +6,11 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..session.tool_calls import ToolCall
 from .schema import CompletionBody
 from .worker import Part
-
-
-class Form(Protocol):
-    """The form of an answer."""
-
-    def whole(self, part: Part) -> dict[str, Any]:
-        """Return the answer as one object; `part` is all of it."""
-
-    def begin(self) -> Iterator[str]:
-        """Yield the first events of a stream."""
-
-    def add(self, part: Part) -> Iterator[str]:
-        """Yield the events of a part that is not the last one."""
-
-    def end(self, part: Part) -> Iterator[str]:
-        """Yield the last events; `part` says why the answer ends."""
-
-    def failed(self, error: dict[str, Any]) -> str:
-        """Return the event of an error, the last one of a stream."""
 
 
 def event(content: dict[str, Any], name: str = "") -> str:
@@ -70,24 +51,24 @@ class ChatForm:
         self._called = 0  # calls of tools so far
 
     def whole(self, part: Part) -> dict[str, Any]:
-        """See `Form.whole`."""
+        """Return the answer as one object; `part` is all of it."""
         said: dict[str, Any] = {"role": "assistant", "content": part.text}
         if part.calls and not part.text:
             said["content"] = None
         return self._shown(part, self.name, "message", said | self._said(part)) | part.totals
 
     def begin(self) -> Iterator[str]:
-        """See `Form.begin`."""
+        """Yield the first events of a stream."""
         opening = {"role": "assistant", "content": ""}
         yield event(self._shown(Part(), self.chunk, "delta", opening))
 
     def add(self, part: Part) -> Iterator[str]:
-        """See `Form.add`."""
+        """Yield the events of a part that is not the last one."""
         said = {"content": part.text} if part.text else {}
         yield event(self._shown(part, self.chunk, "delta", said | self._said(part, streamed=True)))
 
     def end(self, part: Part) -> Iterator[str]:
-        """See `Form.end`."""
+        """Yield the last events; `part` says why the answer ends."""
         totals = {} if self._separate_usage else part.totals
         yield event(self._shown(part, self.chunk, "delta", {}) | totals)
         if self._separate_usage:
@@ -95,7 +76,7 @@ class ChatForm:
         yield "data: [DONE]\n\n"
 
     def failed(self, error: dict[str, Any]) -> str:
-        """See `Form.failed`."""
+        """Return the event of an error, the last one of a stream."""
         return event(error)
 
     def _shown(self, part: Part, name: str, key: str, said: dict[str, Any]) -> dict[str, Any]:

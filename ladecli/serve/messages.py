@@ -112,20 +112,20 @@ class MessagesForm:
         self._open: str | None = None  # the type of the last one, if it goes on
 
     def whole(self, part: Part) -> dict[str, Any]:
-        """See `Form.whole`."""
+        """See `ChatForm.whole`."""
         for _ in self.add(part):
             pass
         content = self._blocks or [{"type": "text", "text": ""}]
         return self._about | {"content": content} | _ending(part) | {"usage": _usage(part)}
 
     def begin(self) -> Iterator[str]:
-        """See `Form.begin`."""
+        """See `ChatForm.begin`."""
         message: dict[str, Any] = {**self._about, "content": [], **_ending(Part())}
         message |= {"stop_reason": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
         yield _event("message_start", message=message)
 
     def add(self, part: Part) -> Iterator[str]:
-        """See `Form.add`."""
+        """See `ChatForm.add`."""
         for kind, text in (("thinking", part.reasoning), ("text", part.text)):
             if text:
                 if self._open != kind:
@@ -140,13 +140,13 @@ class MessagesForm:
             yield self._delta({"type": "input_json_delta", "partial_json": call.arguments_text})
 
     def end(self, part: Part) -> Iterator[str]:
-        """See `Form.end`."""
+        """See `ChatForm.end`."""
         yield from self._closed()
         yield _event("message_delta", delta=_ending(part), usage=_usage(part))
         yield _event("message_stop")
 
     def failed(self, error: dict[str, Any]) -> str:
-        """See `Form.failed`."""
+        """See `ChatForm.failed`."""
         told = {"type": error["error"]["type"], "message": error["error"]["message"]}
         return _event("error", error=told)
 

@@ -136,18 +136,18 @@ class ResponseForm:
         self._open: dict[str, Any] | None = None  # the item that is being written
 
     def whole(self, part: Part) -> dict[str, Any]:
-        """See `Form.whole`."""
+        """See `ChatForm.whole`."""
         for _ in chain(self.add(part), self._closed()):
             pass
         return self._response(part)
 
     def begin(self) -> Iterator[str]:
-        """See `Form.begin`."""
+        """See `ChatForm.begin`."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response(None))
 
     def add(self, part: Part) -> Iterator[str]:
-        """See `Form.add`."""
+        """See `ChatForm.add`."""
         for kind, text in (("reasoning", part.reasoning), ("message", part.text)):
             if text:
                 if self._open is None or self._open["type"] != kind:
@@ -167,13 +167,13 @@ class ResponseForm:
             yield self._done(item)
 
     def end(self, part: Part) -> Iterator[str]:
-        """See `Form.end`."""
+        """See `ChatForm.end`."""
         yield from self._closed()
         response = self._response(part)
         yield self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: dict[str, Any]) -> str:
-        """See `Form.failed`."""
+        """See `ChatForm.failed`."""
         told = {
             "code": error["error"]["code"] or "server_error",
             "message": error["error"]["message"],

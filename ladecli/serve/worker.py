@@ -25,7 +25,8 @@ from ..metrics import Tally
 from ..options.answer import bytes_in
 from ..options.commands import ServeRequest
 from ..session.answer_memory import AnswerMemory
-from ..session.text import REPLACEMENT, bytes_of, speller
+from ..session.text import REPLACEMENT
+from ..session.tokens import bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall
 from ..view.terminal import Terminal
 from .prompts import Prompt, Prompts
@@ -121,7 +122,6 @@ class Worker:
         counters: of what was answered.
         jobs: that wait.
         until: when the answer under way ends, at the latest; no other is taken before that.
-        untidy: whether much memory was freed that the C library may still keep.
     """
 
     def __init__(self, session: Session, request: ServeRequest) -> None:
@@ -137,7 +137,6 @@ class Worker:
         # Signals are handled in the main thread, which a tokenizer would hold for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
         self.until = math.inf
-        self.untidy = False
 
     def stop(self) -> None:
         """Let the answer under way come to its end within `GRACE`, and take no other."""
@@ -152,16 +151,11 @@ class Worker:
         Raises:
             DeviceLostError, RankError: nothing can be answered any more; the client knows.
         """
-        from ..decoder.backends.load import return_freed_memory
-
         try:
             while self.until == math.inf and not pressed():
                 # A signal just before the wait would not end one without a limit.
                 with contextlib.suppress(queue.Empty):
                     self._answer(self.jobs.get(timeout=LONGEST_WAIT), pressed)
-                if self.untidy:
-                    self.untidy = False
-                    return_freed_memory()
         finally:
             self.stop()
             while not self.jobs.empty():

@@ -14,7 +14,7 @@ from .. import files
 from ..decoder.tree import common_prefix
 from ..errors import UsageError
 from ..options.answer import TemplateChoice
-from .text import shortened, token_ids
+from .tokens import shortened, token_ids
 from .tool_calls import arguments_of
 
 ChatMessage: TypeAlias = Mapping[str, Any]
@@ -365,10 +365,9 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
         )
     if files.expanded(name).is_file():
         return f"the chat template {name}", files.read_text(name)
-    own = f"only {names}" if isinstance(known, Mapping) else "only its own"
-    has = own if named else "none"
     raise UsageError(
-        f"there is no chat template {name!r}: the model has {has}, and no file has this name"
+        f"there is no chat template {name!r}: the model has {names or 'none'}, and no file has"
+        " this name"
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..decoder.errors import PromptError
 from ..errors import UsageError
+from .conversation import Message
 
 if TYPE_CHECKING:
     from ..options.answer import TemplateChoice
@@ -110,8 +111,8 @@ class Dialogue:
             said = answer(number, ids)
             if said is None:
                 return
-            thought = {"reasoning": said.reasoning} if said.reasoning else {}
-            talk.append({"role": "assistant", "content": said.text, **thought})
+            reply = Message("assistant", said.text, reasoning=said.reasoning or None)
+            talk.append(reply.for_template())
             talk += self._question(number)
 
     def first(self) -> list[int]:

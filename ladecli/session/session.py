@@ -21,12 +21,12 @@ from ..events import TextEvent
 from ..models.load import LoadedModel
 from ..options.answer import TemplateChoice
 from ..profiles import Choice, measured
-from . import fill_in
 from .chat_template import ChatMessage, ChatTemplate, text_of
 from .grammar import AnswerGrammar, Grammar, grammar_tokenizer
 from .reasoning import splitter
 from .setup import Setup
-from .text import TextDelta, TextStream, shortened, text_events, token_ids
+from .text import TextDelta, TextStream, text_events
+from .tokens import fill_in, fill_in_stops, shortened, token_ids
 
 OWN_TEMPLATE = TemplateChoice()
 """The chat template that a model has by itself."""
@@ -209,7 +209,7 @@ class Session:
         if most is not None:
             prompt = shortened(self.loaded.tokenizer, prompt, most)
         if suffix is not None:
-            return self._embedded(fill_in.encode(self.loaded.tokenizer, prompt, suffix))
+            return self._embedded(fill_in(self.loaded.tokenizer, prompt, suffix))
         return self._embedded(token_ids(self.loaded.tokenizer, prompt))
 
     def encode_chat(
@@ -391,7 +391,7 @@ class Session:
 
     def stops(self, settings: Settings) -> tuple[str, ...]:
         """The strings that end an answer: of the settings, and of the model's generation config."""
-        marks = fill_in.stops(self.loaded.tokenizer) if settings.fills_in else ()
+        marks = fill_in_stops(self.loaded.tokenizer) if settings.fills_in else ()
         return *settings.stop, *self.loaded.defaults.stop_strings, *marks
 
     def _prepared(self, settings: Settings) -> Settings:

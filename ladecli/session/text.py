@@ -4,96 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import re
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from ..decoder.events import Event, Finished, Started, Step
 from ..decoder.step_cost import GRAIN, StepCost
-from ..errors import LadeError, UsageError, one_line
+from ..errors import LadeError, one_line
 from ..events import Ended, Piece, TextEvent, TextStep
+from .tokens import bytes_of, speller
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_UNSEEN = [*range(33), *range(127, 161), 173]
-_LETTERS = [chr(256 + _UNSEEN.index(n) if n in _UNSEEN else n) for n in range(256)]
-"""How byte-level tokenizers write each byte: those that would not be seen have other letters
-(Radford et al., "Language Models are Unsupervised Multitask Learners", 2019)."""
 HIDDEN = "\ufdd0"
 """Stands for a character that is not shown; Unicode has none of this number."""
-
-
-def speller(tokenizer: Any) -> Callable[[int], str]:
-    """Return a function from a token id to its text, the space that starts a word included.
-
-    Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
-    """
-
-    def spell(token: int) -> str:
-        once: str = tokenizer.decode([token], skip_special_tokens=False)
-        twice: str = tokenizer.decode([token, token], skip_special_tokens=False)
-        return twice[len(once) :] if twice.startswith(once) else once
-
-    return spell
-
-
-def bytes_of(tokenizer: Any, token: int) -> bytes | None:
-    """Return the bytes that a token adds to a text, which may be a part of a character; None if its
-    name does not tell."""
-    name = str(tokenizer.convert_ids_to_tokens(token))
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    state = b"" if decoder is None else bytes(decoder.__getstate__())
-    if b"ByteFallback" in state:
-        match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name)
-        return bytes.fromhex(match[1]) if match else None
-    if b"ByteLevel" in state and {*name} <= {*_LETTERS}:
-        return bytes(map(_LETTERS.index, name))
-    return None
-
-
-def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
-    """Return the ids of a text; `special` adds the special tokens that the tokenizer has for it.
-
-    Raises:
-        UsageError: the tokenizer is damaged, or cannot encode this text.
-    """
-    # The limit of the context is checked elsewhere.
-    call = partial(tokenizer, text, add_special_tokens=special, verbose=False)
-    ids: list[int] = []
-    errors: list[BaseException] = []
-
-    def encode() -> None:
-        try:
-            ids.extend(map(int, call()["input_ids"]))
-        except BaseException as error:  # a panic of Rust is no Exception
-            errors.append(error)
-
-    if threading.current_thread() is threading.main_thread():
-        # In a thread, since Ctrl-C does not end a call of tokenizers.
-        thread = threading.Thread(target=encode, daemon=True)
-        thread.start()
-        thread.join()
-    else:
-        encode()
-    if errors:
-        reason = one_line(str(errors[0]) or type(errors[0]).__name__)
-        raise UsageError(f"the model's tokenizer cannot encode this text ({reason})") from errors[0]
-    return ids
-
-
-def shortened(tokenizer: Any, text: str, most: int) -> str:
-    """Return a text, or of one with more than 2 * `most` tokens a beginning that has as many.
-
-    To encode four megabytes takes many seconds, only to know that they do not fit.
-    """
-    size = 16 * most
-    while size < len(text):
-        if len(token_ids(tokenizer, text[:size], special=False)) > 2 * most:
-            return text[:size]
-        size *= 4
-    return text
 
 
 class Detokenizer:

@@ -84,10 +84,8 @@ class CallReader:
 
     def _read(self, ended: bool) -> tuple[str, list[ToolCall]]:
         plain, calls = "", list[ToolCall]()
-        while True:
-            mark, at = self._next_mark()
-            if at is None:
-                break
+        while (found := self._next_mark()) is not None:
+            mark, at = found
             call_list, end = self._parse(mark, self._held[at:], ended)
             if end is None and not ended:  # it may become a call
                 plain += self._take(at)
@@ -104,12 +102,13 @@ class CallReader:
         plain += self._take(len(self._held) - unsure)
         return plain, calls
 
-    def _next_mark(self) -> tuple[str, int | None]:
-        """Return the next mark of a call and its place; "" for JSON at the start of the answer."""
+    def _next_mark(self) -> tuple[str, int] | None:
+        """Return the next mark of a call and its place, if there is one; "" for JSON at the start
+        of the answer."""
         if self._at_start and (match := _BARE.match(self._held)) and match.end() > self._searched:
             return "", match.end() - 1
         match = _MARK.search(self._held, self._searched)
-        return (match[0], match.start()) if match else ("", None)
+        return (match[0], match.start()) if match else None
 
     def _take(self, end: int) -> str:
         """Return the text before a place as text that is no call."""
@@ -173,10 +172,7 @@ class CallReader:
         for pattern in _PARAMETERS:
             if pairs := pattern.findall(inner):
                 return [ToolCall(name, {key: self._typed(name, key, v) for key, v in pairs})]
-        try:
-            arguments = _JSON.decode(inner or "{}")
-        except ValueError:
-            return []
+        arguments = arguments_of(inner or "{}")
         return [ToolCall(name, arguments)] if isinstance(arguments, dict) else []
 
     def _listed(self, text: str) -> list[ToolCall]:
@@ -210,12 +206,7 @@ class CallReader:
             if not isinstance(function, dict):
                 return []
             name = function.get("name")
-            arguments = function.get("arguments", function.get("parameters", {}))
-            if isinstance(arguments, str):
-                try:
-                    arguments = _JSON.decode(arguments)
-                except ValueError:
-                    return []
+            arguments = arguments_of(function.get("arguments", function.get("parameters", {})))
             if not isinstance(name, str) or not isinstance(arguments, dict):
                 return []
             if known and name not in self._schemas:
@@ -285,6 +276,6 @@ def with_tools_as_text(messages: Iterable[Mapping[str, Any]], tools: Sequence[To
 def arguments_of(text: Any) -> Any:
     """Return the arguments of a call in OpenAI's form, a text of JSON, as an object."""
     try:
-        return json.loads(text)
-    except (TypeError, ValueError):
+        return _JSON.decode(text) if isinstance(text, str) else text
+    except ValueError:
         return text

@@ -67,7 +67,7 @@ def writers(
     """
     if (path := _path(request, number)) is None:
         return []
-    from ..session.text import speller
+    from ..session.tokens import speller
     from .format import Header, TraceWriter
 
     tokenizer = session.loaded.tokenizer

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
-from ladecli.session.text import REPLACEMENT, Detokenizer, TextStream, bytes_of
+from ladecli.session.text import REPLACEMENT, Detokenizer, TextStream
+from ladecli.session.tokens import bytes_of
 from tests.support.tokenizers import byte_fallback, byte_level
 
 TOKENIZERS = {"byte_level": byte_level, "byte_fallback": byte_fallback}

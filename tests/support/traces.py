@@ -13,7 +13,7 @@ from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.session.session import Settings
-from ladecli.session.text import speller
+from ladecli.session.tokens import speller
 from ladecli.trace.format import Header, Trace, TraceWriter
 from ladecli.trace.record import describe
 

@@ -11,7 +11,7 @@ import pytest
 from ladecli.decoder.events import Started, StepNarrowed
 from ladecli.errors import UsageError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.session.text import speller
+from ladecli.session.tokens import speller
 from ladecli.trace.format import Header, Trace, read_trace
 from tests.support.traces import PROMPT, SETTINGS, demo, events_of, record, write
 

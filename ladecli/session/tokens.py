@@ -1,0 +1,150 @@
+"""Text to token ids, also around a gap; and what a single token spells."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from ..errors import UsageError, one_line
+
+_UNSEEN = [*range(33), *range(127, 161), 173]
+_LETTERS = [chr(256 + _UNSEEN.index(n) if n in _UNSEEN else n) for n in range(256)]
+"""How byte-level tokenizers write each byte: those that would not be seen have other letters
+(Radford et al., "Language Models are Unsupervised Multitask Learners", 2019)."""
+FORMS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+    tuple(f"<\uff5cfim\u2581{name}\uff5c>" for name in ("begin", "hole", "end")),  # DeepSeek
+)
+"""The tokens before the first text, before the last one, and before the middle."""
+CODESTRAL = ("[SUFFIX]", "[PREFIX]")
+"""Codestral's tokens: the last text comes first, and the middle goes on from the first one."""
+ENDS = ("<|file_sep|>", "<file_sep>", "<|repo_name|>", "<|fim_pad|>", "\u2581<EOT>")
+"""Other tokens that end a middle."""
+
+
+def speller(tokenizer: Any) -> Callable[[int], str]:
+    """Return a function from a token id to its text, the space that starts a word included.
+
+    Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
+    """
+
+    def spell(token: int) -> str:
+        once: str = tokenizer.decode([token], skip_special_tokens=False)
+        twice: str = tokenizer.decode([token, token], skip_special_tokens=False)
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    return spell
+
+
+def bytes_of(tokenizer: Any, token: int) -> bytes | None:
+    """Return the bytes that a token adds to a text, which may be a part of a character; None if its
+    name does not tell."""
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    state = b"" if decoder is None else bytes(decoder.__getstate__())
+    if b"ByteFallback" in state:
+        match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name)
+        return bytes.fromhex(match[1]) if match else None
+    if b"ByteLevel" in state and {*name} <= {*_LETTERS}:
+        return bytes(map(_LETTERS.index, name))
+    return None
+
+
+def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
+    """Return the ids of a text; `special` adds the special tokens that the tokenizer has for it.
+
+    Raises:
+        UsageError: the tokenizer is damaged, or cannot encode this text.
+    """
+    # The limit of the context is checked elsewhere.
+    call = partial(tokenizer, text, add_special_tokens=special, verbose=False)
+    ids: list[int] = []
+    errors: list[BaseException] = []
+
+    def encode() -> None:
+        try:
+            ids.extend(map(int, call()["input_ids"]))
+        except BaseException as error:  # a panic of Rust is no Exception
+            errors.append(error)
+
+    if threading.current_thread() is threading.main_thread():
+        with _without_rust_messages():
+            # In a thread, since Ctrl-C does not end a call of tokenizers.
+            thread = threading.Thread(target=encode, daemon=True)
+            thread.start()
+            thread.join()
+    else:
+        encode()
+    if errors:
+        reason = one_line(str(errors[0]) or type(errors[0]).__name__)
+        raise UsageError(f"the model's tokenizer cannot encode this text ({reason})") from errors[0]
+    return ids
+
+
+@contextlib.contextmanager
+def _without_rust_messages() -> Iterator[None]:
+    """Keep what Rust prints of a panic off stderr: the error says it."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def shortened(tokenizer: Any, text: str, most: int) -> str:
+    """Return a text, or of one with more than 2 * `most` tokens a beginning that has as many.
+
+    To encode four megabytes takes many seconds, only to know that they do not fit.
+    """
+    size = 16 * most
+    while size < len(text):
+        if len(token_ids(tokenizer, text[:size], special=False)) > 2 * most:
+            return text[:size]
+        size *= 4
+    return text
+
+
+def fill_in(tokenizer: Any, before: str, after: str) -> list[int]:
+    """Return the ids of a prompt for the text between two others, in the tokens that the model
+    learned for it (Bavarian et al., "Efficient Training of Language Models to Fill in the Middle",
+    2022).
+
+    Raises:
+        UsageError: the tokenizer has no tokens for that.
+    """
+    known = tokenizer.get_vocab()
+    texts = [token_ids(tokenizer, text, special=False) for text in (before, after)]
+    start = token_ids(tokenizer, "")
+    for form in FORMS:
+        if known.keys() >= {*form}:
+            first, second, third = (known[token] for token in form)
+            return [*start, first, *texts[0], second, *texts[1], third]
+    if known.keys() >= {*CODESTRAL}:
+        first, second = (known[token] for token in CODESTRAL)
+        return [*start, first, *texts[1], second, *texts[0]]
+    names = ", ".join(form[0] for form in (*FORMS, CODESTRAL))
+    raise UsageError(
+        f"this model does not fill in the middle: its tokenizer has none of {names}; leave the"
+        " suffix out"
+    )
+
+
+def fill_in_stops(tokenizer: Any) -> tuple[str, ...]:
+    """Return the texts of the tokens that end a middle."""
+    known = tokenizer.get_vocab()
+    tokens = [token for form in (*FORMS, CODESTRAL, ENDS) for token in form if token in known]
+    return tuple(token.lstrip("\u2581") for token in tokens)
