@@ -74,31 +74,18 @@ class DraftOptions(Options):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def without_effect(self, profile: LookaheadConfig) -> list[str]:
-        """Return a line about options of the window if no window runs."""
-        sources, named = self.lookahead(profile).sources, [*self._given(*_OF_WINDOW)]
-        if self.strategy != "lookahead" or not named or "trajectory" in sources:
-            return []
-        does = f"{' and '.join(named)} {'does' if len(named) == 1 else 'do'}"
-        wanted = ",".join(["trajectory", *sources])
-        return [f"{does} nothing with sources {','.join(sources)}; --sources {wanted} has a window"]
-
-    def side_effects(self, profile: LookaheadConfig) -> list[str]:
-        """Return lines about options that do nothing, or that change others of the profile."""
+        """Return a line about options that do nothing."""
         if self.strategy != "lookahead":
             # Those of a config file are meant for lookahead.
             others = [key for key in _OF_LOOKAHEAD if key != _USED.get(self.strategy)]
             typed = " and ".join(filter(self._typed, others))
             return [f"strategy {self.strategy} makes no use of {typed}"] if typed else []
-        chosen, named, changed = self.lookahead(profile), [*self._given(*_OF_WINDOW)], []
-        if self.sources is None and chosen.sources != profile.sources:
-            before = ",".join(profile.sources)
-            changed.append(f"sources {','.join(chosen.sources)} for the profile's {before}")
-        if self.budget is None and chosen.step_limit != profile.step_limit:
-            changed.append(f"budget {chosen.step_limit} for the profile's {profile.step_limit}")
-        if not changed:
-            return self.without_effect(profile)
-        cause = f"{' and '.join(named) or 'budget'} {'set' if len(named) > 1 else 'sets'}"
-        return [f"{cause} {' and '.join(changed)} too; --sources and --budget hold where given"]
+        sources, named = self.lookahead(profile).sources, [*self._given(*_OF_WINDOW)]
+        if not named or "trajectory" in sources:
+            return []
+        does = f"{' and '.join(named)} {'does' if len(named) == 1 else 'do'}"
+        wanted = ",".join(["trajectory", *sources])
+        return [f"{does} nothing with sources {','.join(sources)}; --sources {wanted} has a window"]
 
 
 def _listed(text: str) -> tuple[str, ...]:

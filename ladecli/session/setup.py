@@ -42,7 +42,7 @@ class Setup:
     store_twice: bool = True  # whether weights on a CPU may be stored twice, for speed
     kernels: bool = True  # whether Triton kernels may be used
     memory_notice: str | None = None  # if memory has no room for all of the context
-    effects: tuple[str, ...] = ()  # lines about options that do nothing, or more than they say
+    effects: tuple[str, ...] = ()  # lines about options that do nothing
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def decide(
         store_twice=twice,
         kernels=options.kernels,
         memory_notice=notice,
-        effects=(*effects, *drafts.side_effects(base)),
+        effects=(*effects, *drafts.without_effect(base)),
     )
 
 

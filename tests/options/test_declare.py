@@ -46,7 +46,7 @@ LETTERS = {
     "bench": "-t -W -N -G -n -q -h",
 }
 SLASH = (
-    "system regenerate undo edit paste draft reset save load set show profile stats compare help"
+    "system regenerate undo edit paste draft reset save load set show stats compare help"
     " exit model copy"
 )
 GENERATE = {

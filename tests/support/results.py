@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 
-from ladecli.bench.result import SCHEMA, Method, Result, Run, TimeSpent
+from ladecli.bench.result import SCHEMA, Method, Result, Run
 
 MACHINE = {
     "device": "Test CPU", "kind": "cpu", "memory": 8 << 30, "threads": 1, "system": "Linux x86_64",
@@ -19,7 +19,6 @@ SPEEDS = {
     "autoregressive": 1.0, "jacobi": 0.95, "prompt-lookup": 1.1, "paper": 0.8,
     "lookahead": 1.5, "hf": 0.8, "hf-prompt-lookup": 0.85,
 }  # fmt: skip
-PARTS = {"draft": 1.3e-4, "forward": 2.5e-3, "commit": 1.6e-4, "learn": 5e-5, "text": 6e-5}
 
 
 def run(method: str, row: str, category: str, **changes: object) -> Run:
@@ -83,8 +82,5 @@ def result(
             Method(name, name, {"window": 5} if name == "lookahead" else {}) for name in speeds
         ),
         "runs": tuple(runs),
-        "time_spent": tuple(
-            TimeSpent(name, 200, PARTS) for name in speeds if not name.startswith("hf")
-        ),
     }  # fmt: skip
     return Result(**{**fields, **changes})
