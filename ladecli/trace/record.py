@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(request: FileOptions, answers: int = 1) -> None:
-    """Refuse files that cannot be written, or would replace each other or a file that is read.
+    """Refuse files that cannot be written, or would replace a file that is read.
 
     Args:
         request: the files.
@@ -26,17 +26,11 @@ def check(request: FileOptions, answers: int = 1) -> None:
     Raises:
         UsageError: the message names the option and the fix.
     """
-    written = [
-        ("--trace", path) for number in range(1, answers + 1) if (path := _path(request, number))
-    ]
     taken = {files.expanded(name).resolve(): read for name, read in request.read_files.items()}
-    for option, path in written:
-        files.check(path, option)
-        if files.is_device(path):
-            continue
-        first = taken.setdefault(path.resolve(), option)
-        if first != option:
-            raise UsageError(f"{first} and {option} are the same file, {path}; name another")
+    for path in filter(None, (_path(request, number) for number in range(1, answers + 1))):
+        files.check(path, "--trace")
+        if not files.is_device(path) and (read := taken.get(path.resolve())):
+            raise UsageError(f"{read} and --trace are the same file, {path}; name another")
 
 
 def _path(request: FileOptions, number: int) -> Path | None:
