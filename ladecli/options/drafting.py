@@ -98,7 +98,7 @@ class DraftOptions(Options):
         if not changed:
             return self.without_effect(profile)
         cause = f"{' and '.join(named) or 'budget'} {'set' if len(named) > 1 else 'sets'}"
-        return [f"{cause} {' and '.join(changed)} too; --sources and --budget hold where given"]
+        return [f"{cause} {' and '.join(changed)} too; --sources and --budget override this"]
 
 
 def _listed(text: str) -> tuple[str, ...]:
