@@ -61,7 +61,7 @@ KINDS = {
     "chains": "one continuation at a time, by the model's own forward and cache; the cache is"
     " restored if the chain is not accepted completely.",
     "plain": "one token at a time, by the model's own forward and cache.",
-    "refused": "the model cannot continue a text, like encoder-decoders.",
+    "refused": "models that cannot continue a text, such as encoder-decoders.",
 }
 Answers = list[list[int]]
 
@@ -141,7 +141,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     """Return a page of Markdown: the kinds of decoding, verdicts, and the families by kind."""
     counts = Counter(row["decoding"] for row in rows)
     lines = ["# Models", *wrapped(INTRODUCTION), ""]
-    lines += [f"- **{kind}** ({counts[kind]}): {what}" for kind, what in KINDS.items()]
+    for kind, what in KINDS.items():
+        lines.append(f"- **{kind}**{f' ({counts[kind]})' if counts[kind] else ''}: {what}")
     libraries = f"torch {torch.__version__}, transformers {transformers.__version__}"
     how = f"{len(rows)} families, built small and random, decoded greedily in float32 ({libraries})"
     lines += [*wrapped([f"`python benchmarks/families.py` compares them with `generate`: {how}."])]

@@ -193,7 +193,7 @@ def _template(
 def _grammar(schema: str | Mapping[str, Any] | None, grammar: str | None) -> Grammar | None:
     """The grammar that an answer fits; None without a schema and a grammar."""
     if schema is not None and grammar is not None:
-        raise ArgumentError("schema and grammar say both what an answer is; give one")
+        raise ArgumentError("schema and grammar both constrain the answer; give one")
     _check("grammar", grammar, str | None, "a text")
     if schema is not None:
         return Grammar.from_schema(schema)

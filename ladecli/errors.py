@@ -20,7 +20,7 @@ _FAULTS = {
     "missing": "it is missing",
     "tuple_type": "it must be a list",
     "too_short": "it is empty",
-    "union_tag_not_found": "it is of no known kind",
+    "union_tag_not_found": "it has an unknown type",
     **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "unknown key"),
 }
 """What is wrong with a key, by pydantic's name of the fault."""

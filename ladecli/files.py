@@ -38,7 +38,7 @@ def read(path: Path, *, pipes: bool = False) -> bytes:
     """
     mode = path.stat().st_mode
     if not (pipes or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     with path.open("rb") as file:
         return read_stream(file)
 

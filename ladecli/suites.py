@@ -143,7 +143,7 @@ def row_notices(rows: Sequence[Row], system: str | None) -> list[str]:
     if system is None or not count:
         return []
     which = "all rows" if count == len(rows) else f"{count} of {len(rows)} rows"
-    return [f"--system is not for {which}, which have a system message of their own"]
+    return [f"--system is not for {which}, which have their own system message"]
 
 
 def display_name(name: str) -> str:

@@ -157,7 +157,7 @@ def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
     assert demo.notices == ()
     user.folder().mkdir(parents=True)
     user.path_of("cpu").write_text("[", encoding="utf-8")
-    with pytest.warns(UserWarning, match="profile cpu is no valid TOML.*; left out") as caught:
+    with pytest.warns(UserWarning, match="profile cpu is not valid TOML.*; left out") as caught:
         model = ladecli.load("demo")
     assert model.notices == (str(caught[0].message),)
     assert caught[0].filename == __file__, "they point at the call"

@@ -367,7 +367,7 @@ def test_show_tells_where_values_come_from(talk: Lade, monkeypatch: pytest.Monke
     origins = {
         **{"ngram": "profile cpu", "top-p": "the model's", "top-k": "LADE_TOP_K"},
         **{"stats": "flag --no-stats", "temperature": "LADE_TEMPERATURE", "ignore-eos": "default"},
-        **dict.fromkeys(("budget", "sources"), "follows from what you set"),
+        **dict.fromkeys(("budget", "sources"), "follows from other settings"),
     }
     assert {name: whole[name].split("|")[-1] for name in origins} == origins
     assert back["window"].endswith("|profile cpu")

@@ -534,7 +534,7 @@ def test_a_model_that_is_not_there(lade: Any, model_folder: str, command: tuple[
     name = model_folder.replace("tiny-llama", "tiny-lama")
     for model, line in (
         (name, f"there is no model folder {name}; did you mean: {model_folder}"),
-        ("llama3:8b", "llama3:8b is no name of a model; use OWNER/NAME, such as "),  # as Ollama's
+        ("llama3:8b", "llama3:8b is not a model name; use OWNER/NAME, such as "),  # as Ollama's
     ):
         done = lade(*command, model)
         assert (done.code, line in done.out + done.err) == (1, True)

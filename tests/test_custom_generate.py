@@ -276,7 +276,7 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
     model = own_model("llama")
     user.folder().mkdir(parents=True)
     user.path_of("cpu").write_text("[", encoding="utf-8")
-    with pytest.warns(UserWarning, match="profile cpu is no valid TOML.*; left out"):
+    with pytest.warns(UserWarning, match="profile cpu is not valid TOML.*; left out"):
         ask(model, **SHORT)
     ask(model, **SHORT)  # said once; the tests take a second warning for an error
 

@@ -116,13 +116,13 @@ def test_stdout_is_for_the_answer(lade: Any, tmp_path: Path, monkeypatch: Any) -
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(OSError, match="it holds more than 100 MB"):
         files.read(Path("/dev/zero"), pipes=True)
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         files.read(Path("/dev/zero"))
 
 
 def test_files_that_are_ours_are_no_pipes(tmp_path: Path, lade: Any) -> None:
     """A pipe that nobody writes to would be waited for."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         files.read(tmp_path / "pipe")
-    assert "no regular file" in lade("replay", str(tmp_path / "pipe")).refused()
+    assert "not a regular file" in lade("replay", str(tmp_path / "pipe")).refused()

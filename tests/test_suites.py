@@ -179,5 +179,5 @@ def test_a_suite_that_cannot_be_had(cache: Path) -> None:
         path.write_text(row)
         assert refused("gsm8k") == f"the suite gsm8k was changed on the hub; {FIX}"
     path.unlink()
-    assert "is not on this machine, and HF_HUB_OFFLINE forbids to fetch it" in refused("gsm8k")
-    assert "--offline forbids to fetch it" in refused("gsm8k", offline=True)
+    assert "is not on this machine, and HF_HUB_OFFLINE forbids downloading it" in refused("gsm8k")
+    assert "--offline forbids downloading it" in refused("gsm8k", offline=True)

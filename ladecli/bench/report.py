@@ -68,7 +68,7 @@ def show(result: Result, console: Console) -> None:
         left_out |= print_table(table, console)
     if names := ", ".join(sorted(left_out - {""})):
         console.print()
-        line(console, f"left out for want of room: {names}; --report FILE.md has it all", "dim")
+        line(console, f"the screen is too narrow for {names}; --report FILE.md has it all", "dim")
 
 
 def _markdown(report: Document) -> str:
@@ -144,7 +144,7 @@ def _caveats(result: Result) -> Iterator[str]:
     # An answer of one step has no speed.
     rows = len({run.row for run in result.runs if run.decoded})
     if result.interrupted:
-        yield "Interrupted: the figures are of a part of the runs."
+        yield "Interrupted: the figures cover only the runs that were finished."
     if result.reference is None:
         yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
     elif rows < 6:

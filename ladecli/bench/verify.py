@@ -76,7 +76,7 @@ def run(request: VerifyRequest) -> int:
         for row in result.skipped:
             screen.line(console, f"skipped {row.row}: {row.reason}")
         if result.interrupted:
-            screen.line(console, "stopped early: this is what was compared until then")
+            screen.line(console, "stopped early: these texts were compared")
         screen.line(console, result.verdict, "bold")
     if result.interrupted:
         return INTERRUPTED

@@ -95,7 +95,7 @@ def main(
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", metavar=" ", help="Show tracebacks of errors, and what libraries warn of."
+            "--debug", metavar=" ", help="Show tracebacks of errors, and warnings of libraries."
         ),
     ] = False,
     version: Annotated[

@@ -60,7 +60,7 @@ def read() -> dict[str, Any]:
         raise UsageError(f"{where} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
-        fix = "mend it, or lade config init --force writes a new one"
+        fix = "correct it, or write a new one with lade config init --force"
         raise UsageError(f"{where} is not valid TOML: {reason}; {fix}") from error
     known = {setting.name: setting for setting, _ in lasting().values()}
     settings: dict[str, Any] = {}

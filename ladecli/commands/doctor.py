@@ -114,7 +114,7 @@ def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
         except Error as error:
             findings.append(Finding(title.lower(), str(error), PROBLEM))
         except Exception as error:  # whatever is wrong with a machine must not end the report
-            value = f"could not be looked at: {describe_error(error)}"
+            value = f"could not be checked: {describe_error(error)}"
             findings.append(Finding(title.lower(), value, WARNING))
         report += [(title, finding) for finding in findings]
     return report
@@ -135,7 +135,7 @@ def machine(_request: DoctorRequest) -> Iterator[Finding]:
         free = device.free_memory(one)
         value = f"{format_bytes(free)} free of {format_bytes(one.memory)}"
         if free < _SCARCE * one.memory:
-            yield Finding(name, value, WARNING, "end other programs that use it")
+            yield Finding(name, value, WARNING, "close other programs that use it")
         else:
             yield Finding(name, value)
     cpu = device.detect("cpu")
@@ -169,7 +169,7 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
             continue
         level, value = PROBLEM, f"{version or 'none'} is installed, and {need.specifier} is needed"
         if version and all(limit.operator == "<" for limit in wrong):
-            level, value = WARNING, f"{version} is newer than what was tried ({need.specifier})"
+            level, value = WARNING, f"{version} is newer than the tested version ({need.specifier})"
         yield Finding(need.name, value, level, f"pip install '{need.name}{need.specifier}'")
 
 
@@ -256,7 +256,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
     if facts.no_trees:
-        tested = f"chains of drafts or none, but no trees: {facts.no_trees}"
+        tested = f"no trees of drafts, only chains or none: {facts.no_trees}"
     yield Finding("family", f"{facts.family}, {tested}")
     millions = spec.parameters / 1e6
     count = f"{millions:.3g}M" if millions < 999.5 else f"{millions / 1e3:.3g}B"

@@ -59,7 +59,7 @@ def run(request: GenerateRequest) -> int:
         ]
         for name, text in zip(request.draft_text or (), texts, strict=True):
             if all(text.strip() in prompt for prompt in read):
-                terminal.say(f"--draft-text {name} adds nothing: the prompt holds all of it")
+                terminal.say(f"--draft-text {name} adds nothing: the prompt already contains it")
         answers = _Answers(request, session, terminal, answers_to_give, grammar)
         for text in texts:
             session.add_draft_text(text)
@@ -108,7 +108,7 @@ def gather(
             prompts.append(numbered if row.id == line_id(line) else row)
     if suffix is not None:
         if any(row.is_conversation for row in prompts):
-            raise UsageError("--suffix-file goes with one text, and not with a conversation")
+            raise UsageError("--suffix-file needs a single text, not a conversation")
         return [dataclasses.replace(row, suffix=suffix) for row in prompts]
     return prompts
 

@@ -40,7 +40,7 @@ def run(request: TuneRequest) -> int:
         raise
     if len(times) < FEWEST:
         raise LadeError(
-            f"{request.seconds:g} s are too few for steps of {FEWEST} widths; give --seconds"
+            f"{request.seconds:g} s is too short for steps of {FEWEST} widths; give --seconds"
             f" {max(10.0, 10 * request.seconds):g}"
         )
     seconds = {width: min(took) for width, took in sorted(times.items())}

@@ -56,7 +56,7 @@ def check_alive(device: torch.device, error: BaseException) -> None:
         if "captur" in why:
             return
         raise DeviceLostError(
-            f"the GPU met a fault that ends this process ({why}); start again, and if it comes"
+            f"the GPU failed, which ends this process ({why}); start again, and if it comes"
             " back, with --no-kernels or --no-cuda-graphs"
         ) from error
 

@@ -98,9 +98,9 @@ def fit(
         spec = spec_of(empty, dtype, where.quantize, everything=where.own_int8)
         notices = [notice] if notice else []
         if block:
-            notices.append(f"{name}: weights in FP8 become plain ones")
+            notices.append(f"{name}: FP8 weights are converted to plain ones")
         if config.get_text_config(decoder=True) is not config:
-            notices.append(f"{name} is read without its parts for pictures and sound: text alone")
+            notices.append(f"{name} is loaded without its image and audio parts: text only")
         notices += _notices(files, where, spec, empty)
     vocabulary = empty.config.get_text_config(decoder=True).vocab_size
     return PlannedModel(
@@ -135,7 +135,7 @@ def _notices(files: ModelFiles, where: Placement, spec: ModelSpec, empty: Any) -
         yield f"{name} {how}, which takes {size} of memory{fix}"
         yield from gguf_model.notices(files.header, empty)
     if where.own_int8 and not int8.has_vnni():
-        yield "8 bits save memory here but no time: this processor has no products of them (VNNI)"
+        yield "8 bits save memory here but no time: this processor has no 8-bit instructions (VNNI)"
 
 
 def spec_of(

@@ -133,10 +133,10 @@ def read_header(path: Path) -> GGUFHeader:
 def _read(path: Path) -> GGUFHeader:
     """Read the header of one file."""
     if not path.is_file():
-        raise LoadError("is no regular file")
+        raise LoadError("is not a regular file")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise LoadError("is no GGUF file; download or copy it again")
+            raise LoadError("is not a GGUF file; download or copy it again")
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(data).header(path)

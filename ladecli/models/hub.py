@@ -43,7 +43,7 @@ _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.RevisionNotFoundError: "{name} has no such revision; check --revision",
     hub_errors.RepositoryNotFoundError: "there is no model {name} on the hub, or it is private:"
     " check the name, or log in with `hf auth login`{near}",
-    hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME, such as"
+    hub_errors.HFValidationError: "{name} is not a model name; use OWNER/NAME, such as"
     " Qwen/Qwen2.5-1.5B-Instruct, or a folder{prompt}",
     hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load; if it has"
     " GGUF files, name one with --gguf-file",
@@ -139,7 +139,7 @@ def is_online(offline: bool) -> bool:
 def not_fetched(offline: bool) -> str:
     """Say why nothing is fetched from the hub; `offline` is the option."""
     if offline or constants.HF_HUB_OFFLINE:
-        return f"{'--offline' if offline else 'HF_HUB_OFFLINE'} forbids to fetch it"
+        return f"{'--offline' if offline else 'HF_HUB_OFFLINE'} forbids downloading it"
     return "the hub cannot be reached"
 
 

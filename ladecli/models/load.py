@@ -211,7 +211,7 @@ def _read_model(
         model.generation_config, wrong = _generation_config(planned)
         if wrong:
             names = ", ".join(wrong)
-            notices.append(f"left out of the generation config, as it makes no sense: {names}")
+            notices.append(f"left out of the generation config (invalid values): {names}")
         for adapter in files.adapters:
             model = _merged(model, adapter, name)
         if where.own_int8:

@@ -66,7 +66,7 @@ class ModelSpec:
             why = f"{self.weights} rounds steps of different widths differently"
         else:
             why = f"{self.weights} kernels for one token and for several round differently"
-        return f"the text of plain decoding but for near-ties: {why}"
+        return f"the text of plain decoding except at near-ties: {why}"
 
     def shard(self, ranks: int, *, whole: float = 0.0, heads: bool = True) -> ModelSpec:
         """Return the part of one rank under tensor parallelism: `whole` parameters are on every

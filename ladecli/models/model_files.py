@@ -272,7 +272,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
     if not stated:
         return {}
     if not all(isinstance(text, str) for pair in templates.items() for text in pair):
-        raise LoadError("tokenizer_config.json is damaged (chat_template is no text)")
+        raise LoadError("tokenizer_config.json is damaged (chat_template is not text)")
     return templates
 
 
@@ -286,9 +286,9 @@ def read_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise LoadError(f"{path.name} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path.name} is damaged (it is no JSON)") from error
+        raise LoadError(f"{path.name} is damaged (it is not JSON)") from error
     if not isinstance(value, dict):
-        raise LoadError(f"{path.name} is damaged (it is no JSON object)")
+        raise LoadError(f"{path.name} is damaged (it is not a JSON object)")
     return value
 
 

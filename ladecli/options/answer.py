@@ -37,7 +37,7 @@ def bytes_in(size: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?)B?", size.strip(), re.I)
     if match is None:
-        raise UsageError(f"keep-memory {size} is no size; write it as 500MB or 2GiB")
+        raise UsageError(f"keep-memory {size} is not a size; write it as 500MB or 2GiB")
     power = " KMG".index(match[2].upper() or " ")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
@@ -192,7 +192,7 @@ class SamplingOptions(Options):
 class QuietOptions(Options):
     """The switch for remarks."""
 
-    quiet: bool = output_option("Nothing on stderr but errors.", "-q", default=False)
+    quiet: bool = output_option("Print only errors on stderr.", "-q", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +234,7 @@ class DraftTextOptions(Options):
     """Texts that drafts are made from."""
 
     draft_text: list[str] | None = decode_option(
-        "A text that answers may repeat, such as a file to be edited; can be repeated.",
+        "A text that answers may quote, such as a file to edit; can be repeated.",
         metavar="FILE",
         lasting=False,
     )
@@ -262,7 +262,7 @@ class MemoryOptions(ModelOptions):
 class FileOptions(DraftTextOptions, QuietOptions):
     """The files beside an answer."""
 
-    stats: bool | None = output_option("A line of statistics on stderr; on unless --quiet.")
+    stats: bool | None = output_option("Print a line of statistics on stderr; on unless --quiet.")
     trace: str | None = output_option(
         "Record every step in this file, for lade replay; in a chat, of the newest reply. Of"
         " several answers, each has a file: NAME, NAME-2 and so on.",
@@ -283,7 +283,7 @@ class GenerateRequest(FileOptions, RankedOptions):
     _NOT_RAW = (*PromptOptions._NOT_RAW, "system")
 
     prompt: list[str] | None = prompt_option(
-        "The prompt; standard input is not read then, unless by -f -.",
+        "The prompt; standard input is then read only with -f -.",
         "-p",
         metavar="TEXT",
         lasting=False,
@@ -336,7 +336,7 @@ class GenerateRequest(FileOptions, RankedOptions):
         if self.suffix_file and self.system is not None:
             raise UsageError("--suffix-file continues a text as it is; leave --system out")
         if self.json_schema is not None and self.grammar is not None:
-            raise UsageError("json-schema and grammar say both what an answer is; leave one out")
+            raise UsageError("json-schema and grammar both constrain the answer; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ _argument = partial(output_option, default=MISSING, argument=True, lasting=False
 class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
     """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1.
 
-    Requests are answered one at a time; options hold unless a request says otherwise.
+    Requests are answered one at a time; options are defaults for requests.
     """
 
     max_new_tokens: int | None = length_option(
@@ -42,8 +42,10 @@ class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
         default=4096,
         least=1,
     )
-    host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")
-    port: int = _serve("Port to listen at; 0 is any free one.", default=8000, least=0, most=65535)
+    host: str = _serve("Address to listen on; 0.0.0.0 means all addresses.", default="127.0.0.1")
+    port: int = _serve(
+        "Port to listen on; 0 means any free one.", default=8000, least=0, most=65535
+    )
     served_name: str | None = _serve(
         "Name of the model for clients; default: MODEL itself.",
         "--name",
@@ -56,8 +58,8 @@ class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
         secret=True,
     )
     cors: list[str] | None = _serve(
-        "Origin of web pages that may ask, such as http://localhost:3000; * is all. Can be"
-        " repeated.",
+        "Origin of web pages that may send requests, such as http://localhost:3000; * means all."
+        " Can be repeated.",
         metavar="ORIGIN",
     )
     keep_memory: str = _serve(
@@ -69,7 +71,9 @@ class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
         "Maximum number of requests that wait; further ones are refused.", default=16, least=1
     )
     client_timeout: float = _serve(
-        "Seconds that a client may take to send a request, or to read on.", default=30.0, least=0.1
+        "Seconds that a client may take to send a request, or pause reading.",
+        default=30.0,
+        least=0.1,
     )
 
     def _check(self) -> None:
@@ -78,7 +82,7 @@ class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
         for origin in self.cors or ():
             if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+", origin):
                 raise UsageError(
-                    f"cors {origin} is no origin of web pages; write it as http://localhost:3000"
+                    f"cors {origin} is not a web origin; write it as http://localhost:3000"
                 )
         if self.api_key == "":
             raise UsageError("api-key is empty; give a key, or leave it out")

@@ -79,7 +79,7 @@ class DraftOptions(Options):
             # Those of a config file are meant for lookahead.
             others = [key for key in _OF_LOOKAHEAD if key != _USED.get(self.strategy)]
             typed = " and ".join(filter(self._typed, others))
-            return [f"strategy {self.strategy} makes no use of {typed}"] if typed else []
+            return [f"strategy {self.strategy} does not use {typed}"] if typed else []
         sources, named = self.lookahead(profile).sources, [*self._given(*_OF_WINDOW)]
         if not named or "trajectory" in sources:
             return []

@@ -191,7 +191,7 @@ def _is_for(profile: Profile, device: Device) -> bool:
 def unknown(device: Device) -> str:
     """Return the notice about a GPU that no profile knows."""
     name = device.label or "this GPU"
-    return f"no profile knows {name}: the budget is that of a slow one; --budget sets another"
+    return f"no profile matches {name}: the budget is that of a slow one; --budget sets another"
 
 
 def choose(

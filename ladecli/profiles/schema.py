@@ -124,7 +124,7 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
     except ValidationError as error:
         raise UsageError(f"profile {name}, {flaw(error)}") from error
     except ValueError as error:
-        raise UsageError(f"profile {name} is no valid TOML: {error}") from error
+        raise UsageError(f"profile {name} is not valid TOML: {error}") from error
 
 
 def dump(profile: Profile) -> str:

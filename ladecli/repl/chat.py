@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TURNS = 2
 """How much of an earlier conversation is shown, in messages of the user."""
-GO_ON = 'the message "go on" asks for more, and /set max-new-tokens sets another limit'
+GO_ON = 'send "go on" for more, or change the limit with /set max-new-tokens'
 """A hint for a reply that reached the default limit."""
 KEPT_EVERY = 3.0
 """Seconds between two states of a running reply that are kept."""

@@ -91,7 +91,7 @@ def perform(chat: Chat, text: str) -> bool:
             return False
         hint = suggestion(name.lower(), [*COMMANDS, *ALIASES], "/") or "/help lists all"
         raise UsageError(
-            f"there is no command /{name}; {hint} (a space before it sends it to the model)"
+            f"there is no command /{name}; {hint} (put a space before it to send it to the model)"
         )
     if "FILE" in command.arguments:
         argument = argument.strip("\"'")  # as a shell would take it
@@ -189,7 +189,7 @@ def paste(chat: Chat, name: str) -> None:
     """Attach a text file to the next message; "none" detaches."""
     if name == NONE:
         chat.attached.clear()
-        chat.note("no file goes with the next message")
+        chat.note("no file is attached to the next message")
         return
     text = files.read_text(name).rstrip()
     title, fence = files.expanded(name).name, "```"
@@ -199,7 +199,7 @@ def paste(chat: Chat, name: str) -> None:
         fence += "`"
     chat.attached.append(f"{title}:\n{fence}\n{text}\n{fence}")
     lines = counted(text.count("\n") + 1, "line")
-    chat.note(f"{title} ({lines}) goes with the next message")
+    chat.note(f"{title} ({lines}) is attached to the next message")
 
 
 @command("/draft FILE")

@@ -88,7 +88,7 @@ def find_live(name: str) -> Option:
     """
     option = find_option(name)
     if option.name in _COMMANDS:
-        raise UsageError(f"{option.name} is no option of /set; {_COMMANDS[option.name]}")
+        raise UsageError(f"{option.name} is not an option of /set; {_COMMANDS[option.name]}")
     if option.name not in LIVE:
         raise UsageError(
             f"{option.name} can only be set at start: leave, and restart with lade chat"
@@ -149,7 +149,7 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         if key in request.origins:
             origin = request.origins[key]
         elif name in TUNED and getattr(settings.lookahead, key) != getattr(base, key):
-            origin = "follows from what you set"
+            origin = "follows from other settings"
         elif name in TUNED:
             origin = f"profile {chat.choice.profile}"
         elif name == "profile":

@@ -119,7 +119,7 @@ def is_loopback(host: str) -> bool:
 async def _as_response(request: Request, error: Exception) -> Response:
     """An error in OpenAI's form, of one line."""
     if not isinstance(error, HTTPException):
-        error = Refused(500, f"an error of the server's own ({type(error).__name__})")
+        error = Refused(500, f"an internal error ({type(error).__name__})")
     elif not isinstance(error, Refused):  # Starlette's, which has no such route
         asked = f"{request.method} {request.url.path}"
         error.detail = f"there is no {asked}; /v1/chat/completions, /v1/completions,"
@@ -192,7 +192,7 @@ class _Desk:
             body = await asyncio.wait_for(self._body(request), seconds)
             wanted = kind.model_validate_json(body).as_completion()
         except asyncio.TimeoutError:
-            late, close = f"the body did not come within {seconds:g} s", {"Connection": "close"}
+            late, close = f"the body did not arrive within {seconds:g} s", {"Connection": "close"}
             raise Refused(408, late, headers=close) from None
         except ValidationError as error:
             place = error.errors()[0]["loc"]
@@ -214,7 +214,7 @@ class _Desk:
             raise ending()
         if len(self.open) > self._options.queue:
             self._worker.counters.refuse()
-            message = f"the queue of {self._options.queue} is full; ask again after a second"
+            message = f"the queue of {self._options.queue} is full; try again after a second"
             raise Refused(429, message, code="queue_full", headers={"Retry-After": "1"})
         loop, found = asyncio.get_running_loop(), asyncio.Queue[Part | Refused]()
 

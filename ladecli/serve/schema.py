@@ -93,7 +93,7 @@ def _tools(value: Any) -> Any:
         if not isinstance(function.get("name"), str) or not function["name"]:
             raise ValueError(f"{number}: its function has no name")
         if not isinstance(function.get("parameters") or {}, dict):
-            raise ValueError(f"{number}: the parameters of {function['name']} are no JSON schema")
+            raise ValueError(f"{number}: the parameters of {function['name']} are not a schema")
     return value
 
 

@@ -278,7 +278,7 @@ class Worker:
 
 def ending() -> Refused:
     """What clients hear of a server that ends."""
-    return Refused(503, "the server is ending; ask again when it is back", code="server_ending")
+    return Refused(503, "the server is shutting down; try again later", code="server_ending")
 
 
 def _refusal(error: Exception) -> Refused:

@@ -106,7 +106,7 @@ class ChatTemplate:
         taken = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
         taken |= {"conversations", "self"}
         if key in taken - {"tools", "documents"} | NOT_ARGUMENTS:
-            raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
+            raise UsageError(f"template-arg {key} is not a template variable; leave it out")
 
     def encode(self, messages: Sequence[ChatMessage], most: int | None = None) -> list[int]:
         """The ids of a conversation, which waits for an answer.
@@ -168,7 +168,7 @@ class ChatTemplate:
         if "system" in roles and not self._takes_system:
             messages = self._without_system(messages)
         if "tool" in roles and not self._takes_tool_results:
-            raise UsageError(f"{self._name} drops what tools say; {FIX}")
+            raise UsageError(f"{self._name} drops the results of tools; {FIX}")
         calls = any(message.get("tool_calls") for message in messages)
         if calls and not self.mentions("tool_calls"):
             self._say(f"{self._name} has no variable 'tool_calls': calls of tools are left out")
@@ -226,7 +226,7 @@ class ChatTemplate:
         text = self._changes(lambda words: [_message("user", words)])
         parts = self._changes(lambda words: [_as_parts(_message("user", words))])
         if not text and not parts and text is not None:
-            raise UsageError(f"{self._name} drops what the user says; {FIX}")
+            raise UsageError(f"{self._name} drops the user's messages; {FIX}")
         # A template that does not know parts may write all of the list into the prompt.
         writes = parts and self._changes(
             lambda words: [_message("user", [{"type": "text", "text": "a", "unknown": words}])]
@@ -354,7 +354,7 @@ def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tupl
     usual = "tool_use" if has_tools and "tool_use" in named else "default"
     if (chosen := name or usual) in named:
         if not isinstance(source := named[chosen], str):
-            raise UsageError(f"the model's chat template is damaged (it is no text); {FIX}")
+            raise UsageError(f"the model's chat template is damaged (it is not text); {FIX}")
         return "the model's chat template", source
     if name is None and not named:
         raise UsageError("this model has no chat template; use --raw, or --chat-template FILE")

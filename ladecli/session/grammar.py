@@ -43,7 +43,7 @@ class Grammar:
         try:
             written = json.dumps(json.loads(schema) if isinstance(schema, str) else schema)
         except (ValueError, TypeError, RecursionError) as error:
-            raise UsageError(f"the JSON schema is no JSON: {one_line(str(error))}") from None
+            raise UsageError(f"the JSON schema is not JSON: {one_line(str(error))}") from None
         matcher = _library().LLMatcher
         try:
             text = matcher.grammar_from_json_schema(written, overrides=SEPARATORS)

@@ -131,7 +131,7 @@ def _plan(
         check_device(options, planned.device, planned.part, split > 1)
     if local_size and (why := planned.facts.no_trees):
         raise UsageError(
-            f"{planned.name} verifies one continuation of a text at a time ({why}), which ranks"
+            f"{planned.name} verifies only one continuation at a time ({why}), which ranks"
             " cannot share; leave --parallel out"
         )
     return _Plan(options, drafts, terminal, planned, line, local_size or 1, bars)

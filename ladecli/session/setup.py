@@ -135,7 +135,7 @@ def _find_room(
 def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> Attention:
     """Choose the attention backend for a model on a device."""
     if options.batch_invariant:
-        return Attention("invariant", "the same for a token in every step, as asked for")
+        return Attention("invariant", "bitwise identical logits in every step, as requested")
     if options.attention != "auto":
         return Attention(options.attention, "as asked for")
     if shape.latent is not None:
@@ -158,7 +158,7 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
 
     place, spec = planned.placement, planned.spec
     if planned.device.kind != "cpu":
-        return f"it is for a CPU, and the model runs on {planned.device.label}"
+        return f"it needs a CPU, and the model runs on {planned.device.label}"
     if spec.weights not in memory.FULL and not place.own_int8:
         known = ", ".join(memory.FULL)
         return f"it is for weights in {known} or 8 bits of our own, and these are {spec.weights}"

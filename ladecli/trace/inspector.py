@@ -61,7 +61,7 @@ class StepView:
         yield self._figures()
         yield from self._text(width).wrap(console, width, tab_size=4)[-_TEXT_LINES:]
         if detail is None:
-            yield Text("this trace does not have what the step tried", "dim")
+            yield Text("this trace does not record the candidates of the step", "dim")
             return
         yield from self._window(detail)
         if detail.closed:

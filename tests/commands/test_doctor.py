@@ -135,7 +135,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     assert fixes == {name: f"pip install '{needs[n]}'" for n, name in enumerate(("torch", "typer"))}
     newer = report["transformers"][-1]
     assert (newer["level"], newer["fix"]) == ("warning", "pip install 'transformers<5.30,>=5.17'")
-    assert "5.30.0.dev0 is newer than what was tried" in newer["value"]
+    assert "5.30.0.dev0 is newer than the tested version" in newer["value"]
     assert "numpy" not in report
     assert "fused kernels" in report["triton"][0]["value"]
     assert "pip install" in report["flash-attn"][0]["fix"]
@@ -212,7 +212,7 @@ def test_a_check_that_fails_does_not_end_the_report(monkeypatch: Any, lade: Any)
     monkeypatch.setattr(device, "present", Mock(side_effect=error))
     done = lade("doctor", "demo")
     assert done.code == 0
-    assert "could not be looked at: RuntimeError: the driver is on holiday\n" in done.out
+    assert "could not be checked: RuntimeError: the driver is on holiday\n" in done.out
     for title in ("Machine", "Versions", "Settings", "Hub", "Model"):
         assert f"{title}\n" in done.out
 
@@ -226,5 +226,5 @@ def test_a_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert "cannot be imported: ImportError: libcudart.so.13: cannot open shared" in done.stdout
     assert "-> pip install --force-reinstall torch\n" in done.stdout
-    assert "could not be looked at" not in done.stdout
+    assert "could not be checked" not in done.stdout
     assert done.stdout.endswith("\n1 problem.\n")

@@ -41,7 +41,7 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     result = lade("profiles")
     assert "yours" in result.out
     assert "\x1b" not in result.out
-    assert result.err.startswith("lade: profile broken is no valid TOML")
+    assert result.err.startswith("lade: profile broken is not valid TOML")
     assert result.err.count("\n") == 1
     listing = lade("profiles", "--json").json()
     assert (listing["schema"], listing["profile"], len(listing["notices"])) == (5, "cpu", 1)

@@ -359,7 +359,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "only its first bytes": (lambda p: p.write_bytes(b"GGUF\3\0\0\0"), "is damaged or cut off ("),
     "tensors that overlap": (overlap, "is damaged or cut off (output_norm.weight overlaps"),
     "too many tensors": (count, "is damaged or cut off ("),
-    "something else": (lambda p: p.write_bytes(b"hello there"), "is no GGUF file; download"),
+    "something else": (lambda p: p.write_bytes(b"hello there"), "is not a GGUF file; download"),
     "images": (
         lambda p: write(p, architecture="flux"),
         "transformers cannot read this GGUF file (",

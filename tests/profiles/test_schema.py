@@ -22,7 +22,7 @@ COST = "[setting.step_cost]\nwidths = [1, 2]\ncontexts = [0]\ncosts = [[1.0]]\n"
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("[", "is no valid TOML: "),
+        ("[", "is not valid TOML: "),
         (SETTING, ", description: it is missing"),
         (TOP + "devics = []\n" + SETTING, ", devics: unknown key"),
         (TOP + "devices = 'A100'\n" + SETTING, ", devices: it must be a list"),

@@ -86,7 +86,7 @@ def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(b"[", "no valid TOML"), (b"widnow = 3", "unknown key"), (b"\xff", "not UTF-8")],
+    [(b"[", "not valid TOML"), (b"widnow = 3", "unknown key"), (b"\xff", "not UTF-8")],
 )
 def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
     path = put("cpu", "")

@@ -287,7 +287,7 @@ thinker, named, muser = written("qwen3"), written("named"), written("schema")
 
 def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path) -> None:
     folder = Scripted(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
-    assert "drops what the user says" in say(lade, folder).refused()
+    assert "drops the user's messages" in say(lade, folder).refused()
 
 
 def test_a_template_in_another_encoding_is_named(lade: Any, model_with: Any) -> None:
@@ -546,7 +546,7 @@ def test_calls_and_results_of_tools(prompt_by: Any, talker: Any) -> None:
     prompt, expected = prompt_by(CHATML, right, right)
     assert "sunny" in prompt
     assert "calls of tools are left out" in " ".join(talker.new_notices())
-    with pytest.raises(ladecli.errors.UsageError, match="drops what tools say"):
+    with pytest.raises(ladecli.errors.UsageError, match="drops the results of tools"):
         prompt_by(PHI3, right, right)
 
 

@@ -200,9 +200,9 @@ def test_the_command(tmp_path: Path, lade: Callable[..., Result]) -> None:
     assert generate("--grammar", str(grammar)).out in ("yes\n", "no\n")
     for wrong, noun in {
         '{"type": "thing"}': "thing",
-        '{"type": ': "no JSON",
+        '{"type": ': "is not JSON",
         str(tmp_path / "none"): "none",
-        str(grammar): "no JSON",
+        str(grammar): "is not JSON",
         '{"type": "string", "pattern": "(?=a)"}': "look-ahead",
     }.items():
         assert noun in generate("--json-schema", wrong).refused()

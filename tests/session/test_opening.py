@@ -25,7 +25,7 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
     cases = {
         ("owner/absent",): "owner/absent is not on this machine, and HF_HUB_OFFLINE forbids",
         ("owner/absent", "--offline"): "owner/absent is not on this machine, and --offline forbids",
-        ("What is up?",): "What is up? is no name of a model",
+        ("What is up?",): "What is up? is not a model name",
         ("my model",): "a prompt stands behind it in lade chat, behind --prompt in lade generate",
         ("demo", "--device", "cuda"): "no CUDA device",
         ("demo", "--device", "mps"): "no Apple GPU",

@@ -63,7 +63,7 @@ def test_steps_without_a_draft_or_a_full_window() -> None:
     assert lines[6] == "␣the → ⏎"
     trace = small_trace()
     unknown = replace(trace, events=(replace(trace.steps[0], detail=None),))
-    assert shown(unknown, 1, 60)[3:] == ["this trace does not have what the step tried"]
+    assert shown(unknown, 1, 60)[3:] == ["this trace does not record the candidates of the step"]
 
 
 @pytest.mark.parametrize("width", [20, 80])

@@ -1,7 +1,7 @@
 """Forms in which a CPU multiplies with a weight, and the products.
 
 A step reads every weight once, so a form is fast if it has few bytes, and if its product does
-little else.  `choose_form` has the rule; benchmarks/README.md has what it rests on.
+little else.  `choose_form` has the rule; benchmarks/log.md has the measurements behind it.
 
 Between two of torch's calls Python takes a third of a plain step of a small model: a weight that
 was just read has pushed the interpreter out of the processor's caches.  So what every product of a

@@ -39,14 +39,14 @@ UNTRIED = "dbrx emu3_text_model evolla granite4_vision_text muse_spark_text xlst
 _BOTH_WAYS = "its tokens see those after them"
 _REFUSED = {
     "its own forward does not continue a text": "moshi musicgen_decoder musicgen_melody_decoder",
-    "it reads no text without a picture or a sound": "blip_text_model idefics kosmos_2_text_model"
+    "it cannot read text without pictures or sound": "blip_text_model idefics kosmos_2_text_model"
     " kosmos_2_5_text_model kyutai_speech_to_text pi0 unlimited_ocr_text voxtral_realtime_text",
     "it drafts for another model": "gemma4_assistant gemma4_unified_assistant",
     "it writes by diffusion": "diffusion_gemma_text",
     _BOTH_WAYS: "bert bert-generation big_bird camembert data2vec-text"
     " electra ernie megatron-bert paligemma rembert roberta roberta-prelayernorm roc_bert roformer"
     " xlm-roberta xlm-roberta-xl xmod",
-    "it continues no text by its tokens alone": "blt cpmant reformer xlm xlnet",
+    "it cannot continue a text from its tokens alone": "blt cpmant reformer xlm xlnet",
 }
 
 _RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"

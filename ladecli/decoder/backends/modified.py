@@ -58,7 +58,7 @@ def why_not_drafted(model: nn.Module) -> str | None:
     name = "prepare_inputs_for_generation"
     prepare = vars(model).get(name)
     if prepare and getattr(prepare, "__func__", prepare) is not getattr(type(model), name, None):
-        return "something else than its class prepares its inputs"
+        return "its inputs are not prepared by its class"
     one_scale = ("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")
     if any(type(module).__module__.startswith(one_scale) for module in model.modules()):
         return "its 8-bit products depend on how many tokens a step has"

@@ -21,7 +21,7 @@ def check_attention(name: str, device: str) -> None:
     """
     if name == "invariant" and device != "cpu":
         raise ConfigError(
-            "batch-invariant steps are for a model on a CPU; add --device cpu, or leave"
+            "batch-invariant steps need a model on a CPU; add --device cpu, or leave"
             " --batch-invariant out"
         )
     if name == "flash" and (device != "cuda" or find_spec("flash_attn") is None):

@@ -72,7 +72,7 @@ class Ranks(Executor):
         super().begin(state, fingerprint)
         self._awaited = True
         self.begun += 1
-        problem = "was given another prompt or other settings than rank 0"
+        problem = "has another prompt or other settings than rank 0"
         lengths = self._exchange(self.cache.length, fingerprint, problem)
         while min(lengths) < max(lengths):  # recurrent layers may forget more than they have to
             self.cache.truncate(min(lengths))
@@ -116,7 +116,7 @@ class Ranks(Executor):
 
     def _sync(self) -> None:
         """Wait for all ranks."""
-        self._exchange(None, "sync", "is not where rank 0 is")
+        self._exchange(None, "sync", "is at another token than rank 0")
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
         """Return the result of the whole draft, from the results of its shares."""
@@ -235,7 +235,7 @@ class TensorParallel(Ranks):
         """See `Executor`; ranks that wait within a forward cannot be reached."""
         if self._in_forward and not isinstance(error, GeneratorExit):
             self._awaited = False
-            self._transport.lose("a step of all ranks was broken off; start the ranks again")
+            self._transport.lose("a step of all ranks was interrupted; start the ranks again")
         super().leave(error)
 
     def _sync(self) -> None:
