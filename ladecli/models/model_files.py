@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
@@ -316,6 +317,10 @@ def stored_tensors(paths: Iterable[Path]) -> tuple[Tensor, ...]:
     tensors = []
     for path in paths:
         if path.suffix != ".safetensors" or not os.path.isfile(path):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                # Pickled weights are a zip archive.
+                if file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(path):
+                    raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
             continue
         try:
             with safe_open(path, framework="numpy") as file:

@@ -57,7 +57,7 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
         ({"window": 5, "sources": "recycled"}, "nothing with sources recycled; --sources traj"),
         (
             {"budget": 4, "guesses": 2, "strategy": "jacobi"},
-            "strategy jacobi makes no use of guesses and budget",
+            "strategy jacobi does not use guesses and budget",
         ),
     ],
 )
