@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -16,7 +17,7 @@ from .decoder.errors import DeviceLostError, Error, RankError
 from .errors import NoEmbeddingError, UsageError, counted
 from .options.answer import KEEP_MEMORY, ChatRequest, bytes_in
 from .repl import commands
-from .repl.chat import Chat, ChatState
+from .repl.chat import Chat
 from .repl.journal import Journal, KeptChat, kept_chats, newest, rows_of, saved
 from .repl.reader import (
     LEAVE,
@@ -47,13 +48,13 @@ def run(request: ChatRequest) -> int:
         terminal = Terminal(request.color)
         screen.print_rows(terminal.console(sys.stdout), rows_of(kept_chats()))
         return 0
-    journal, state, earlier = Journal(), None, None
+    journal, talk, earlier = Journal(), None, None
+    saved_in, attached = list[Path](), list[str]()
     if request.load is not None or request.resume:
         earlier = newest() if request.load is None else saved(request.load)
-        conversation = earlier.conversation
+        talk = earlier.conversation
         if request.typed_system is not None:
-            conversation = replace(conversation, system=request.typed_system)
-        state = ChatState(conversation)
+            talk = replace(talk, system=request.typed_system)
         if request.origins.get("model") != "argument":
             request = replace(request, model=earlier.model or request.model)
     following: ChatRequest | None = request
@@ -70,15 +71,17 @@ def run(request: ChatRequest) -> int:
                     Terminal(before.color).say(f"{why}; going on with {before.name}")
                     following, before = before, None
                     continue
-                if state is not None:
-                    chat.go_on(state)
+                if talk is not None:
+                    # This model may have room for what the one before could no longer see.
+                    chat.conversation = replace(talk, forgotten=0)
+                chat.files, chat.attached = saved_in, attached
                 greet(chat, earlier)
                 with keep_conversation(chat, journal):
                     loop(chat, following.message)
             code = UsageError.exit_code if chat.refused else code
             # On a pipe the first mistake ends it.
             before = replace(chat.request, message=None) if chat.reader.interactive else None
-            state, earlier = chat.state, None
+            talk, saved_in, attached, earlier = chat.conversation, chat.files, chat.attached, None
             following = _with_another(chat.request, chat.successor) if chat.successor else None
             del chat  # its model makes room for the next one
     return code

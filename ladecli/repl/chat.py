@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
@@ -56,14 +56,6 @@ class Reply:
     # pickled, what the drafts knew before it: `/compare` decodes it again from there
     drafts: bytes = b""
     message: Message | None = None  # of the conversation, once it is there
-
-
-class ChatState(NamedTuple):
-    """The part of a chat that goes on with another model; see `Chat`."""
-
-    conversation: Conversation
-    files: Sequence[Path] = ()
-    attached: Sequence[str] = ()
 
 
 class Chat:
@@ -132,17 +124,6 @@ class Chat:
                 self.note(f"(this chat is not kept: {error})")
             self._lost = True
             return False
-
-    @property
-    def state(self) -> ChatState:
-        """The state that a chat with another model goes on from."""
-        return ChatState(self.conversation, self.files, self.attached)
-
-    def go_on(self, state: ChatState) -> None:
-        """Go on from the state of an earlier chat."""
-        # This model may have room for what the one before could no longer see.
-        self.conversation = replace(state.conversation, forgotten=0)
-        self.files, self.attached = [*state.files], [*state.attached]
 
     @property
     def last_reply(self) -> Reply | None:
