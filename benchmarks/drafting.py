@@ -251,8 +251,8 @@ def main() -> None:
         rows = [*read_rows(args.prompts).values()][:: args.every]
         model = ladecli.load(args.model, dtype="float32")
         rates = beside_others(model, [row.turns[0] for row in rows], args.tokens)
-        where = f"{Path(args.model).name}, float32, {len(rows)} prompts, {args.tokens} tokens each, greedy"
-        save(args, {"conditions": where, "tokens per step": rates})
+        name, count = Path(args.model).name, f"{len(rows)} prompts, {args.tokens} tokens each"
+        save(args, {"conditions": f"{name}, float32, {count}", "tokens per step": rates})
         return
     print_head("budget", "text", "propose", "observe", "both", "tokens/step")
     for budget, length in itertools.product((16, 32, 64), (128, 1024, 4096)):
