@@ -25,6 +25,7 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 from common import argument_parser, print_head, print_row, save
@@ -249,7 +250,9 @@ def main() -> None:
     if args.model:
         rows = [*read_rows(args.prompts).values()][:: args.every]
         model = ladecli.load(args.model, dtype="float32")
-        save(args, beside_others(model, [row.turns[0] for row in rows], args.tokens))
+        rates = beside_others(model, [row.turns[0] for row in rows], args.tokens)
+        name, count = Path(args.model).name, f"{len(rows)} prompts, {args.tokens} tokens each"
+        save(args, {"conditions": f"{name}, float32, {count}", "tokens per step": rates})
         return
     print_head("budget", "text", "propose", "observe", "both", "tokens/step")
     for budget, length in itertools.product((16, 32, 64), (128, 1024, 4096)):
