@@ -16,6 +16,7 @@ from . import files
 from .decoder.errors import DeviceLostError, Error, RankError
 from .errors import NoEmbeddingError, UsageError, counted
 from .options.answer import KEEP_MEMORY, ChatRequest, bytes_in
+from .options.model import SMALL_MODEL, TOY
 from .repl import commands
 from .repl.chat import Chat
 from .repl.journal import Journal, KeptChat, kept_chats, newest, rows_of, saved
@@ -32,8 +33,6 @@ from .session import opening
 from .trace import record
 from .view import screen
 from .view.terminal import Terminal
-
-SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def run(request: ChatRequest) -> int:
@@ -131,7 +130,7 @@ def greet(chat: Chat, earlier: KeptChat | None) -> None:
     parts += [f"profile {chat.choice.profile}", f"{session.decoder.max_context} tokens of context"]
     chat.note(" · ".join([*parts, "/help"]))
     if session.loaded.name == "demo":
-        chat.note(f"demo is a toy; a small real model: lade chat {SMALL_MODEL}")
+        chat.note(f"{TOY} lade chat {SMALL_MODEL}")
     if earlier is not None:
         chat.recall(earlier)
     elif chat.conversation.messages:

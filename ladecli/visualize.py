@@ -33,6 +33,8 @@ FIGURES = {"plain": "the speed of one token a step", "bars": "tokens of the last
 """Other words and signs beside an answer."""
 LEAST_GAIN = 1.05
 """A speed-up below this one is shown as none."""
+GAINS_MOST = "edits and code gain most: hand over the text with --draft-text"
+"""What the figures of an answer without a speed-up end with."""
 OTHER_SOURCE_STYLE = "underline"
 
 SEPARATOR = " · "
@@ -217,7 +219,10 @@ def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
 def statistics_line(tally: Tally, width: int, colours: bool = True) -> Text:
     """Return one line about an answer; it breaks between figures if a screen has not its width."""
     first = Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")
-    return Text("\n").join(_in_lines([first, *figures(tally, colours)], width))
+    parts = [first, *figures(tally, colours)]
+    if tally.speedup and tally.speedup < LEAST_GAIN:
+        parts.append(Text(GAINS_MOST, "dim"))
+    return Text("\n").join(_in_lines(parts, width))
 
 
 def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:

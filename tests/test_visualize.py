@@ -225,8 +225,12 @@ def test_sources_can_be_told_apart(who: str) -> None:
 
 def test_an_answer_without_a_gain_says_so() -> None:
     plain = tally_of([step(("x", None)), *[step(("x", None), width=1)] * 20])
-    assert statistics_line(plain, 120).plain.endswith("1.0× plain, no gain · 2.0 tok/s")
-    assert "no gain" not in statistics_line(tally_of(priced(ANSWER, cost=2.0)), 120).plain
+    line = statistics_line(plain, 120).plain
+    assert "1.0× plain, no gain · 2.0 tok/s" in line
+    assert "--draft-text" in line, "and what would gain"
+    gained = statistics_line(tally_of(priced(ANSWER, cost=2.0)), 120).plain
+    assert "no gain" not in gained
+    assert "--draft-text" not in gained
 
 
 def test_names_of_sources_have_the_colours_of_tokens_or_none() -> None:

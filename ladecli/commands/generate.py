@@ -13,6 +13,7 @@ from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, UsageError, counted
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
+from ..options.model import SMALL_MODEL, TOY
 from ..session import opening
 from ..session.dialogue import Dialogue, Row
 from ..session.grammar import Grammar, grammar_of
@@ -54,6 +55,8 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(rows)}: " if len(rows) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
+        if request.model is None and sys.stderr.isatty():
+            terminal.say(f"{TOY} lade generate {SMALL_MODEL}")
         read = [
             "\n".join((*row.turns, *(str(m.get("content")) for m in row.start))) for row in rows
         ]
