@@ -89,11 +89,9 @@ class Model:
             draft_text: a text, or several, that this and later answers may repeat, such as code.
             chat_template: of the messages: the name of one of the model's templates, or of a file.
             template_args: variables of the chat template, such as `enable_thinking`.
-            schema, grammar: of the JSON that the answer is, as text, a dict or a pydantic model;
-                or of any answer, in Lark or GBNF.
-            options: those of `lade generate` about an answer: `max_new_tokens`, `stop`,
-                `ignore_eos`, `reasoning_effort`, `temperature`, `top_k`, `top_p`, `min_p`,
-                `repetition_penalty` and `seed`.  By default an answer is greedy, without a limit.
+            schema, grammar: of the answer: JSON's, as text, dict or pydantic model; Lark or GBNF.
+            options: those of `lade generate` about length, sampling and `reasoning_effort`, such
+                as `max_new_tokens`, `stop`, `temperature` and `seed`; by default it is greedy.
 
         Raises:
             PromptError, ConfigError, UsageError: the message says what is wrong.
@@ -102,14 +100,10 @@ class Model:
         request = _request(_AnswerRequest(seed=0), "stream", options)
         _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
         constraint, session = _grammar(schema, grammar), self.session
-        messages = [] if isinstance(prompt, str) and prompt else _messages(prompt)
         template = _template(prompt, chat_template, template_args, request.reasoning_effort)
+        ids = self._encode(prompt, template)
         for text in _texts("draft_text", draft_text):
             session.add_draft_text(text)
-        if isinstance(prompt, str):
-            ids = session.encode(prompt)
-        else:
-            ids = session.encode_chat(messages, template)
         for line in session.new_notices():
             warnings.warn(line, stacklevel=2)
         settings = Settings(
@@ -123,6 +117,12 @@ class Model:
             grammar=constraint,
         )
         return _with_figures(session.stream(ids, settings))
+
+    def _encode(self, prompt: Prompt, template: TemplateChoice | None) -> list[int]:
+        """The ids of a prompt."""
+        if isinstance(prompt, str) and prompt:
+            return self.session.encode(prompt)
+        return self.session.encode_chat(_messages(prompt), template)
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
         """The whole answer as text; options and errors as for `stream`.

@@ -152,7 +152,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
         ("demo", "family", "ok", "llama, tested"),
         ("demo", "weights", "ok", "3.15M parameters, 12.6 MB as float32"),
         ("demo", "exactness", "ok", "token for token"),
-        ("demo --dtype bfloat16", "exactness", "ok", "but for near-ties"),
+        ("demo --dtype bfloat16", "exactness", "ok", "except at near-ties"),
         ("demo --batch-invariant", "exactness", "ok", "bit for bit"),
         ("demo --device-map auto --batch-invariant", "exactness", "ok", "token for token"),
         ("demo --device-map auto --batch-invariant", "notice", "note", "does nothing here"),
