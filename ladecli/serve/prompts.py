@@ -70,12 +70,12 @@ class Prompts:
         else:
             ids, template = self._encoded(wanted, options)
         self._check_length(ids)
-        predicted = 0
-        if wanted.prediction is not None:
-            predicted = session.add_draft_text(wanted.prediction.text, lasting=False)
         for message in wanted.messages if isinstance(wanted, ChatBody) and wanted.tools else ():
             if message.role in ("user", "tool") and len(message.text) >= SHORTEST:
                 self._learn(message.text)
+        predicted = 0  # after the others, since an answer begins like the newest text
+        if wanted.prediction is not None:
+            predicted = session.add_draft_text(wanted.prediction.text, lasting=False)
         sampling = session.loaded.defaults.without_samples
         settings = replace(
             opening.settings_of(options, session.choice, sampling, template),

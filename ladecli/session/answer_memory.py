@@ -70,7 +70,7 @@ class AnswerMemory:
         room = RECALLED
         for index in np.lexsort((-np.arange(len(answers)), -likeness)):  # the newest among equals
             if room >= SHORTEST:
-                self._session.add_draft_ids(answers[index][:room].tolist())
+                self._session.add_draft_ids(answers[index][:room].tolist(), expected=False)
             room -= lengths[index]
 
     def keep(self, answer: Sequence[int]) -> None:

@@ -157,12 +157,17 @@ class Session:
         self.add_draft_ids(ids if lasting else ids[: self.decoder.max_context])
         return len(ids)
 
-    def add_draft_ids(self, ids: Sequence[int]) -> None:
-        """Let drafts know the ids of a text that answers may repeat, if they do not already."""
+    def add_draft_ids(self, ids: Sequence[int], *, expected: bool = True) -> None:
+        """Let drafts know the ids of a text that answers may repeat, if they do not already.
+
+        Args:
+            ids: the text.
+            expected: whether the next answer may begin like it.
+        """
         self._end_shared()
         with self.decoder.lock:
             if ids not in self.drafts.context.corpus:
-                self.drafts.learn_text(ids)
+                self.drafts.learn_text(ids, expected=expected)
                 if self.followers is not None:
                     self.followers.drafts_changed()
 

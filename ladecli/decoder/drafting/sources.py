@@ -127,12 +127,12 @@ class ContextSource(Source):
 
         Args:
             text: the texts, with `BOUNDARY` between them.
-            expected: whether the next answer may begin like it; the first such text counts.
+            expected: whether the next answer may begin like it; the newest such text counts.
         """
         self._forget_oldest()
         if self._text:
             self._extend(BOUNDARY)
-        if expected and self._expected is None:
+        if expected:
             self._expected = len(self.corpus)
         for token in text:
             self._extend(token)

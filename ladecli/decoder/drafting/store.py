@@ -89,9 +89,14 @@ class DraftStore:
         self.budget = SpeculationBudget()
         self.broken = False
 
-    def learn_text(self, tokens: Sequence[int]) -> None:
-        """Learn a text that answers may repeat; the model need not have read it."""
+    def learn_text(self, tokens: Sequence[int], *, expected: bool = True) -> None:
+        """Learn a text that answers may repeat; the model need not have read it.
+
+        Args:
+            tokens: the text.
+            expected: whether the next answer may begin like it.
+        """
         self.broken = True
-        self.context.add(tokens, expected=True)
+        self.context.add(tokens, expected=expected)
         self.model.learn([tokens], 1)
         self.broken = False
