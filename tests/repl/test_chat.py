@@ -23,7 +23,9 @@ COLOR = re.compile(rb"\x1b\[[0-9;]*(3[1-7]|9[0-7])m")
 
 def chat(*options: str, columns: int = 80, lines: int = 24, **env: str) -> Terminal:
     """A chat with the demo model, ready for the first message."""
-    terminal = Terminal("chat", "demo", *options, columns=columns, lines=lines, env=env)
+    # What is said of remembered answers, once, would stand between the rows that tests look at.
+    asked = ("chat", "demo", "--no-memory", *options)
+    terminal = Terminal(*asked, columns=columns, lines=lines, env=env)
     ready(terminal)
     return terminal
 
