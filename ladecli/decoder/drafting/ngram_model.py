@@ -46,8 +46,10 @@ MAX_SUCCESSORS = 6
 """The most successors of a context; further ones cost time and are hardly ever right."""
 MAX_CHILDREN = 8
 """The most children of a tree node."""
-SAMPLED_SUCCESSORS = 12
-"""The number of the model's successors that are kept if tokens are drawn: a rare one may come."""
+SAMPLED_SUCCESSORS = 32
+"""The number of the model's successors that are kept if tokens are drawn: a rare one may come.  At
+temperature 1 a third of the drawn tokens are none of the best 12, and 32 give 5 % more tokens per
+step for about a tenth more of the host's time."""
 PRIOR_SUCCESSORS = 64
 """The number of tokens in the prior."""
 PRIOR_ROWS = 12
