@@ -41,8 +41,8 @@ PROMPTS = (
 ASKED = (*PROMPTS, PROMPTS[0])
 DOORS = ("lade generate", "ladecli.load", "custom_generate")
 _WHOLE = """
-    chameleon cohere_compass cosmos3_edge deepseek_ocr2 ernie4_5_vl_moe glm4v glm4v_moe glm5_next
-    glm_ocr hunyuan_vl hy_v4_vl llava mistral_large4 molmo2 muse_glimmer paddleocr_vl
+    chameleon cohere_compass cosmos3_edge deepseek_ocr2 ernie4_5_vl_moe glm4v glm4v_moe glm_ocr
+    hunyuan_vl hy_v4_vl llava mistral_large4 molmo2 muse_glimmer paddleocr_vl
     qwen3_omni_moe_thinker step3p7
 """
 """Models that see or hear, beside those of `every.ROWS`."""

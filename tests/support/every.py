@@ -82,7 +82,7 @@ ROWS = [name for name in _ROWS.split() if name not in NEWER]
 """Whole models and others that the tests decode at every entry point."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    **_each("axk2 deepseek_v32 glm_moe_dsa mistral_large4_text dots3_note_text", _HEADS),
+    **_each("axk2 deepseek_v32 glm_moe_dsa mistral_large4_text", _HEADS),
     **_each("cosmos3_edge_text paddleocr_vl_text hunyuan_vl_text", _mrope(6, 3, 3)),
     **_each(
         "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text glm4v_text glm_ocr_text",
@@ -160,14 +160,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "sliding_window_size": 14,
         "rel_extent": 32,
     },
-    "glm5_next_text": {
-        "index_topk": 16,
-        "qk_rope_head_dim": 0,
-        "head_dim": 0,
-        "linear_head_dim": 16,
-        "linear_num_heads": 2,
-    }
-    | _HEADS,
     "granite4_vision": {"deepstack_layer_map": []},
     "qwen2_5_omni_thinker": _OMNI,
     "qwen3_omni_moe_thinker": _OMNI,

@@ -28,13 +28,16 @@ qwen3_5_moe_text qwen3_5_text qwen3_next zamba2
 """
 """Families that verify trees there although some of their layers are recurrent."""
 _OTHERS = """
-axk2 bailing_hybrid deepseek_v32 deepseek_v4 dory dots3_note_text git glm5_next_text
+axk2 bailing_hybrid deepseek_v32 deepseek_v4 dory git
 glm_moe_dsa hy_v4 hy_v4_vl_text inkling2_loop_text inkling2_text inkling_text kimi_linear
 minimax minimax_m3_vl_text mistral_large4_text mllama_text_model qwen4_exp_text trocr zaya
 """
 """Families without trees, by what their configurations or the trial at load tell, beside those of
 `_BY_REASON`."""
-UNTRIED = "dbrx emu3_text_model evolla granite4_vision_text muse_spark_text xlstm"
+UNTRIED = """
+dbrx dots3_note_text emu3_text_model evolla glm5_next_text granite4_vision_text muse_spark_text
+xlstm
+"""
 """Families of which transformers runs no small model: they are tried at load alone."""
 _BOTH_WAYS = "its tokens see those after them"
 _REFUSED = {
