@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 LENGTHS = (5, 8, 16, 32)
 """The classes of copied passages: those of at least these many tokens."""
-RESUMED, SUBSTITUTED, INSERTED, REPLACED = range(len(LENGTHS), len(LENGTHS) + 4)
-"""The other classes, which are about edits.  After an edit: fewer than `CERTAIN` tokens agree with
-a place behind it; none does, and the text may go on as if each token had been replaced by one, or
-as if tokens had been inserted.  The last class is for an edit like one before."""
-PRIORS = (0.55, 0.7, 0.85, 0.95, 0.6, 0.4, 0.15, 0.7)
+RESUMED, HELD, SUBSTITUTED, INSERTED, REPLACED = range(len(LENGTHS), len(LENGTHS) + 5)
+"""The other classes, which are about edits.  `RESUMED`: after an edit, one token agrees with a place
+behind it.  `HELD`: two or more do, or the first one did that was expected.  `SUBSTITUTED` and
+`INSERTED`: none does, and the text may go on as if each token had been replaced by one, or as if
+tokens had been inserted.  `REPLACED`: an edit like one before comes."""
+PRIORS = (0.55, 0.7, 0.85, 0.95, 0.6, 0.9, 0.4, 0.15, 0.7)
 """By class, the assumed probability that the next token is copied, before it was tried."""
 PRIOR_TRIALS = 8.0
 """The number of trials that counts as much as this assumption."""
@@ -167,7 +168,7 @@ class CopyPointer:
             edited = self._with_edits(self._next, corpus, usual.probabilities)
             return [edited] if edited.tokens == usual.tokens else [edited, usual]
         # The first token may agree by chance, so trust grows with each further one.
-        later = [self.probability(RESUMED)] * (CERTAIN - 1 - self.copied)
+        later = [self.probability(HELD)] * (CERTAIN - 1 - self.copied)
         later += self._ladder(CERTAIN + self._trust)
         return [
             self._with_edits(place, corpus, [self.probability(group), *later])
@@ -215,7 +216,8 @@ class CopyPointer:
         if self._since:
             guesses = {self._edit + len(self._since): SUBSTITUTED} | guesses
         if self.copied:
-            guesses = {self._next: RESUMED} | guesses | {self._next: RESUMED}
+            group = RESUMED if self.copied == 1 else HELD
+            guesses = {self._next: group} | guesses | {self._next: group}
         return [(group, place) for place, group in guesses.items() if place < self._end]
 
     def _resume(self, corpus: Sequence[int]) -> None:

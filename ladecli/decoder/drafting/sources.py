@@ -84,7 +84,9 @@ class ContextSource(Source):
             for token in (BOUNDARY, *prompt[max(common - OVERLAP, 0) : common]):
                 self._extend(token)
             del self._text[common:]
-        self._append(prompt)
+        self._count(prompt)
+        for token in prompt[len(self._text) :]:
+            self._append(token)
         self.pointer.lose()
         if self._expected is None:
             self._find_passage()
@@ -94,10 +96,12 @@ class ContextSource(Source):
 
     def learn(self, step: Observation) -> None:
         """Learn the committed tokens, and whether they go on with the passage that was copied."""
-        for token in step.text[-step.new :]:
+        self._count(step.text)
+        for token in step.text[len(self._text) :]:
             self.pointer.follow(token, self.corpus.tokens)
-        self._append(step.text)
-        self._find_passage()
+            self._append(token)
+            # The passage may have been drafted from n-grams, and have ended before the last token.
+            self._find_passage()
 
     def repeated_spans(self) -> list[RepeatedSpan]:
         """Return the continuations of passages that the end of the text repeats, the most probable
@@ -153,15 +157,16 @@ class ContextSource(Source):
             self._boundaries.append(len(self.corpus))
         self.corpus.extend(token)
 
-    def _append(self, text: Sequence[int]) -> None:
-        """Count and index the part of the text that is new."""
+    def _count(self, text: Sequence[int]) -> None:
+        """Count the n-grams of the part of the text that is new."""
         known = len(self._text)
         before = min(known, ORDER)
         # The first token of a text has no context to be counted under.
         self.model.learn([text[known - before :]], max(before, 1))
-        for token in text[known:]:
-            self.corpus.extend(token)
-            self._text.append(token)
+
+    def _append(self, token: int) -> None:
+        self.corpus.extend(token)
+        self._text.append(token)
 
 
 class TrajectorySource(Source):

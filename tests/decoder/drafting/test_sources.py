@@ -56,7 +56,7 @@ def spelling(script: list[int]) -> Decoder:
     return oracle(rule, VOCABULARY, context=2048)
 
 
-@pytest.mark.parametrize(("answer", "tokens_per_step"), [(edited, 25.0), (summary, 6.0)])
+@pytest.mark.parametrize(("answer", "tokens_per_step"), [(edited, 25.0), (summary, 5.5)])
 def test_copies_take_less_than_half_the_steps_of_the_paper(
     answer: Callable[[random.Random, list[int]], list[int]], tokens_per_step: float
 ) -> None:
