@@ -20,7 +20,7 @@ from typing import NamedTuple
 LENGTHS = (5, 8, 16, 32)
 """The classes of copied passages: those of at least these many tokens."""
 RESUMED, HELD, SUBSTITUTED, INSERTED, REPLACED = range(len(LENGTHS), len(LENGTHS) + 5)
-"""The other classes, which are about edits.  `RESUMED`: after an edit, one token agrees with a place
+"""The other classes, about edits.  `RESUMED`: after an edit, one token agrees with a place
 behind it.  `HELD`: two or more do, or the first one did that was expected.  `SUBSTITUTED` and
 `INSERTED`: none does, and the text may go on as if each token had been replaced by one, or as if
 tokens had been inserted.  `REPLACED`: an edit like one before comes."""
