@@ -52,14 +52,14 @@ INTRODUCTION = (
     "After reading this page you know whether a model runs, how it is decoded, and which of its"
     " files and settings count.",
     "`lade` decodes every decoder-only model that transformers can generate with: a folder, a model"
-    " in the Hugging Face cache, or a GGUF file.  Of a model that sees or hears, only the text"
-    " decoder is loaded.  The method depends on the model's family; if it is not trees of drafts,"
-    " a notice at load gives the reason.",
+    " in the Hugging Face cache, or a GGUF file.  Of a model that also takes images, audio or"
+    " video, only the text decoder is loaded.  The model's family decides which of these methods is"
+    " used; if it is not trees of drafts, a notice at load gives the reason:",
 )
 KINDS = {
     "lookahead": "trees of drafts, verified in one pass by our own forward or by transformers'.",
     "chains": "one continuation at a time, by the model's own forward and cache; the cache is"
-    " restored if the chain is not accepted completely.",
+    " restored if only a part of the chain is accepted.",
     "plain": "one token at a time, by the model's own forward and cache.",
     "refused": "models that cannot continue a text, such as encoder-decoders.",
 }
@@ -144,8 +144,10 @@ def page(rows: list[dict[str, Any]]) -> str:
     for kind, what in KINDS.items():
         lines.append(f"- **{kind}**{f' ({counts[kind]})' if counts[kind] else ''}: {what}")
     libraries = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    how = f"{len(rows)} families, built small and random, decoded greedily in float32 ({libraries})"
-    lines += [*wrapped([f"`python benchmarks/families.py` compares them with `generate`: {how}."])]
+    built = f"{len(rows)} families, built small with random weights"
+    how = f"{built}, decoded greedily in float32 ({libraries})"
+    script = "`python benchmarks/families.py`"
+    lines += [*wrapped([f"{script} compares their texts with those of `generate`: {how}."])]
     lines += ["", "| entry point | result |", "|---|---|"]
     for door in DOORS:
         counts = Counter(row[door].partition(":")[0] for row in rows)

@@ -115,10 +115,10 @@ class PromptOptions(TemplateOptions):
     """Options that do not go together with --raw."""
 
     system: str | None = prompt_option(
-        "System message, for a chat template; in lade chat --raw the first line.", "-s"
+        "System message for the chat template; with lade chat --raw, the first line.", "-s"
     )
     raw: bool = prompt_option(
-        "Do not apply the chat template; a conversation has one message on each line.",
+        "Do not apply the chat template; a chat is then a text with one message per line.",
         default=False,
     )
 
@@ -162,7 +162,7 @@ class SamplingOptions(Options):
     """The sampling of tokens."""
 
     temperature: float | None = _sample(
-        "Sampling temperature; 0 is greedy. Default: 0, and in a chat the model's own.", "-t"
+        "Sampling temperature; 0 is greedy. Default: 0; in lade chat, the model's own.", "-t"
     )
     top_k: int | None = _sample("Keep the K most probable tokens; 0 keeps all.")
     top_p: float | None = _sample(
@@ -253,7 +253,7 @@ class MemoryOptions(ModelOptions):
     """Whether answers make those of later runs faster."""
 
     memory: bool = decode_option(
-        "Remember the answers of this model from run to run, which makes like ones faster.",
+        "Remember the answers of this model, which makes similar ones faster in later runs.",
         default=True,
     )
 
@@ -264,8 +264,8 @@ class FileOptions(DraftTextOptions, QuietOptions):
 
     stats: bool | None = output_option("Print a line of statistics on stderr; on unless --quiet.")
     trace: str | None = output_option(
-        "Record every step in this file, for lade replay; in a chat, of the newest reply. Of"
-        " several answers, each has a file: NAME, NAME-2 and so on.",
+        "Record every step in this file, for lade replay; a chat records the newest reply."
+        " Several answers get one file each: NAME, NAME-2 and so on.",
         metavar="FILE",
         lasting=False,
     )
@@ -278,7 +278,7 @@ class FileOptions(DraftTextOptions, QuietOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest(FileOptions, RankedOptions):
-    """Complete one or more prompts; the answer goes to stdout and nothing else does."""
+    """Complete one or more prompts; only the answers go to stdout."""
 
     _NOT_RAW = (*PromptOptions._NOT_RAW, "system")
 
@@ -309,7 +309,7 @@ class GenerateRequest(FileOptions, RankedOptions):
         "Maximum number of new tokens.", "-n", default=512, least=1
     )
     reasoning: bool = output_option(
-        "Print what a reasoning model thinks before its answer, too.",
+        "Also print what a reasoning model thinks before its answer.",
         default=False,
         lasting=False,
     )
@@ -343,13 +343,13 @@ class GenerateRequest(FileOptions, RankedOptions):
 class ChatRequest(FileOptions, MemoryOptions, RankedOptions):
     """Hold a conversation in the terminal; /help lists what you can type there.
 
-    On a pipe every line is a message, or all lines between triple quotes.
-    The replies alone go to stdout there, and the first mistake ends it.
+    On a pipe, each line is a message, and lines between triple quotes are one message.
+    Only the replies go to stdout then, and the first error ends the chat.
     """
 
     max_new_tokens: int | None = length_option(
-        f"Maximum number of new tokens in a reply; default: {REPLY_TOKENS}, and none after"
-        " /set max-new-tokens off.",
+        f"Maximum number of new tokens in a reply; default: {REPLY_TOKENS};"
+        " /set max-new-tokens off removes the limit.",
         "-n",
         least=1,
     )
@@ -357,18 +357,18 @@ class ChatRequest(FileOptions, MemoryOptions, RankedOptions):
         "The first message.", metavar="MESSAGE", argument=True, lasting=False
     )
     resume: bool = prompt_option(
-        "Go on with the newest conversation, and its model unless one is named.",
+        "Continue the newest conversation, with its model unless MODEL is given.",
         "--continue",
         default=False,
         lasting=False,
     )
     load: str | None = prompt_option(
-        "Go on with another conversation: its number in --list, or the file of a saved one.",
+        "Continue another conversation: its number in --list, or a file that /save wrote.",
         metavar="NUMBER|FILE",
         lasting=False,
     )
     list_chats: bool = prompt_option(
-        "List the conversations that are kept, the newest first, and end.",
+        "List the conversations that are kept, the newest first, and exit.",
         "--list",
         default=False,
         lasting=False,
@@ -379,7 +379,7 @@ class ChatRequest(FileOptions, MemoryOptions, RankedOptions):
         "Show what a reasoning model thinks before its answer.", default=True
     )
     editing_mode: str = output_option(
-        "Keys of the input: emacs or vi.", default="emacs", choices=("emacs", "vi")
+        "Key bindings of the input line: emacs or vi.", default="emacs", choices=("emacs", "vi")
     )
 
     def template(self, has_template: bool) -> TemplateChoice | None:

@@ -31,9 +31,9 @@ _argument = partial(output_option, default=MISSING, argument=True, lasting=False
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
-    """Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1.
+    """Serve OpenAI's and Anthropic's APIs at http://127.0.0.1:8000/v1.
 
-    Requests are answered one at a time; options are defaults for requests.
+    Requests are answered one at a time. A request may override the options given here.
     """
 
     max_new_tokens: int | None = length_option(
@@ -63,7 +63,7 @@ class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
         metavar="ORIGIN",
     )
     keep_memory: str = _serve(
-        "Memory for keys of earlier conversations, such as 500MB or 2GiB; 0 keeps none.",
+        "Memory for keys and values of earlier conversations, such as 500MB or 2GiB; 0: none.",
         default=KEEP_MEMORY,
         metavar="SIZE",
     )
@@ -71,7 +71,7 @@ class ServeRequest(DraftTextOptions, MemoryOptions, RankedOptions):
         "Maximum number of requests that wait; further ones are refused.", default=16, least=1
     )
     client_timeout: float = _serve(
-        "Seconds that a client may take to send a request, or pause reading.",
+        "Seconds that a client may take to send a request, or may stop reading its answer.",
         default=30.0,
         least=0.1,
     )
@@ -146,7 +146,7 @@ class VerifyRequest(MeasureRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRequest(JsonOptions, QuietOptions, SessionOptions):
-    """Measure what a step of each width takes here, and keep it for this model."""
+    """Measure how long steps of each width take here, and keep the times for this model."""
 
     seconds: float = _measure("Time in seconds, after loading.", default=10.0, lasting=True)
     dry_run: bool = _measure("Measure and show; write nothing.", default=False)
@@ -164,7 +164,7 @@ class DoctorRequest(JsonOptions, TemplateOptions, DraftOptions, SessionOptions):
     With a model: whether it fits, and how it would be decoded.
     """
 
-    model: str | None = model_argument("Hugging Face id or local folder to check, too.")
+    model: str | None = model_argument("Hugging Face id, local folder or GGUF file to check.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class ProfileRequest(JsonOptions, DeviceOptions):
 
 
 class ModelsRequest(JsonOptions):
-    """List the models on this machine: name, size, path, and whether they fit."""
+    """List the models in the Hugging Face cache: name, size, path, and whether they fit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ class ModelOptions(Options):
     """The weights and the types of their numbers."""
 
     model: str | None = model_argument(
-        "Hugging Face id or local folder; default: the bundled demo model."
+        "Hugging Face id, local folder or GGUF file; default: the bundled demo model."
     )
     dtype: str = model_option(
         "auto, float32, float16 or bfloat16.",
@@ -36,7 +36,7 @@ class ModelOptions(Options):
         choices=("none", "4bit", "8bit"),
     )
     adapter: list[str] | None = model_option(
-        "LoRA adapter to merge into MODEL, a folder or a hub id; can be repeated.",
+        "LoRA adapter (a folder or hub id) to merge into MODEL; can be repeated.",
         metavar="NAME",
         lasting=False,
     )
@@ -92,10 +92,10 @@ class StepOptions(DeviceOptions):
         choices=("auto", "reference", "sdpa", "flash", "triton"),
     )
     cuda_graphs: bool | None = model_option(
-        "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU."
+        "Capture steps as CUDA graphs, or launch kernels one by one; default: on with a CUDA GPU."
     )
     batch_invariant: bool = model_option(
-        "CPU only: bitwise identical logits regardless of the width of a step.",
+        "CPU only: the logits of a token are bitwise identical, however many tokens a step has.",
         default=False,
     )
     kernels: bool = model_option(
