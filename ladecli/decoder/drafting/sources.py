@@ -20,8 +20,8 @@ OVERLAP = 32
 """If a text begins like the last one and then differs, this many tokens before the difference are
 added to the corpus again, so that passages across the difference are found."""
 MAX_CORPUS = 1 << 16
-"""If the corpus has more tokens than this when a text begins or is added, the newest half of this
-number are kept."""
+"""If the corpus has more tokens than this when a text begins or is added, only the newest half as
+many are kept."""
 
 
 class Observation(NamedTuple):
@@ -125,7 +125,7 @@ class ContextSource(Source):
         return self._boundaries[index] if index < len(self._boundaries) else len(self.corpus)
 
     def add(self, text: Iterable[int], *, expected: bool = False) -> None:
-        """Add texts that later ones may repeat to the corpus.
+        """Add to the corpus texts that later ones may repeat.
 
         Args:
             text: the texts, with `BOUNDARY` between them.

@@ -92,7 +92,7 @@ class ModelFacts:
     family: str  # transformers' model type
     layers: int  # each with keys and values of its own
     vocabulary: int  # the number of token ids that the model can read
-    max_positions: int | None  # the context that the configuration states, or None
+    max_positions: int | None  # the context by the configuration; None if it has none
     rope_boundary: int | None  # longer texts have other rotary frequencies, if not None
     sliding_window: int | None  # how many positions some layers look back, or None
     no_trees: str | None = None
