@@ -1,5 +1,5 @@
-"""Prompts of requests, and texts of them that the server knows already: its own answers, and what
-it drafts from."""
+"""From requests to prompts.  A conversation may contain earlier answers of the server, whose tokens
+are used again, and texts that its answer is likely to quote, which drafts learn."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 ANSWERS = 64
-"""Answers that are kept, the newest."""
+"""The most answers that are kept; the oldest are dropped first."""
 TEXTS = 256
-"""Texts that are not learned again."""
+"""How many of the last texts are not learned again if they come again."""
 SHORTEST = 200
-"""Characters of a text that is worth a draft."""
+"""Texts with fewer characters than this are not learned."""
 _SYSTEM = ("system", "developer")
 """Roles of messages that take the place of `--system`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, and how it is answered."""
+    """A prompt, and the settings of its answer."""
 
     ids: list[int]
     settings: Settings
-    predicted: int  # tokens of the text that the client predicts
+    predicted: int  # the number of tokens in the text that the client predicts
 
 
 class Prompts:
-    """Makes prompts of requests.
+    """Turns requests into prompts.
 
     Args:
-        session: the model at work.
-        options: what holds where clients do not say.
+        session: encodes prompts, and learns texts for drafts.
+        options: the settings that a request does not give.
     """
 
     def __init__(self, session: Session, options: ServeRequest) -> None:
         self._session, self._options = session, options
-        self._answers: dict[str, list[int]] = {}  # tokens of the newest ones that call tools
+        self._answers: dict[str, list[int]] = {}  # the tokens of those that call tools
         self._learn = lru_cache(TEXTS)(self._learn_escaped)
 
     def prepare(self, wanted: CompletionBody) -> Prompt:
         """Return the prompt of a request.
 
         Raises:
-            Refused, Error: it cannot be answered.
+            Refused, Error: the request cannot be answered.
         """
         session, given = self._session, wanted.options
         origins = {key: o for key, o in self._options.origins.items() if key not in given}
@@ -73,7 +73,7 @@ class Prompts:
         for message in wanted.messages if isinstance(wanted, ChatBody) and wanted.tools else ():
             if message.role in ("user", "tool") and len(message.text) >= SHORTEST:
                 self._learn(message.text)
-        predicted = 0  # after the others, since an answer begins like the newest text
+        predicted = 0  # learned last: an answer is expected to begin like the newest text
         if wanted.prediction is not None:
             predicted = session.add_draft_text(wanted.prediction.text, lasting=False)
         sampling = session.loaded.defaults.without_samples
@@ -87,9 +87,9 @@ class Prompts:
         return Prompt(ids, settings, predicted)
 
     def keep(self, text: str, calls: Sequence[ToolCall], ids: list[int]) -> None:
-        """Keep the tokens of an answer that calls tools, for the requests that bring it back.
+        """Keep the tokens of an answer that calls tools, for later requests that contain it.
 
-        A template writes calls in its own form, whose tokens the cache does not hold.
+        The chat template may write the calls in another form, whose tokens are not in the cache.
         """
         self._answers[_key(text, [(call.name, call.arguments) for call in calls])] = ids
         if len(self._answers) > ANSWERS:
@@ -98,10 +98,10 @@ class Prompts:
     def _encoded(
         self, wanted: ChatBody, options: ServeRequest
     ) -> tuple[list[int], TemplateChoice | None]:
-        """Return the ids of a conversation, and the template that it went through.
+        """Return the ids of a conversation, and the template that was applied.
 
         Raises:
-            UsageError: the template refuses it.
+            UsageError: the template refuses the conversation.
         """
         session, tools = self._session, wanted.callable
         messages = self._messages(wanted, options)
@@ -118,8 +118,8 @@ class Prompts:
         return session.encode_chat(messages, template, session.decoder.max_context), template
 
     def _messages(self, wanted: ChatBody, options: ServeRequest) -> list[dict[str, Any]]:
-        """Return the messages of a conversation, with the system message of the server, and the
-        tokens of its own answers."""
+        """Return the messages of a conversation, with the server's system message, and with the
+        tokens of answers that the server gave."""
         messages = for_template(wanted.messages)
         for message in messages:
             if "tool_calls" in message and "reasoning" not in message:
@@ -132,16 +132,19 @@ class Prompts:
         return messages
 
     def _learn_escaped(self, text: str) -> None:
-        """Let drafts know a text as the JSON of a call has it.
+        """Teach drafts a text in the form that it has in the arguments of a call.
 
-        It has other tokens than in the prompt, since its line ends and quotes are escaped.
+        These are JSON, in which line ends and quotes are escaped, so the tokens are not those of
+        the prompt.
         """
         escaped = json.dumps(text, ensure_ascii=False)[1:-1]
         self._session.add_draft_text(escaped, lasting=False)
 
     def _with_variables(self, template: TemplateChoice, wanted: ChatBody) -> TemplateChoice:
-        """Return a template with a client's variables, without those that it does not have: a line
-        about each would be the client's to fill the terminal with."""
+        """Return a template with those of a client's variables that it has.
+
+        Others are dropped without a notice: clients could fill the server's terminal with those.
+        """
         variables, effort = wanted.chat_template_kwargs or {}, wanted.effort
         if not variables and effort is None:
             return template
@@ -154,7 +157,7 @@ class Prompts:
         return replace(template, arguments={**template.arguments, **known})
 
     def _check_length(self, ids: Sequence[int]) -> None:
-        """Refuse a prompt that leaves no room, in OpenAI's words, by which clients know it."""
+        """Refuse a prompt that leaves no room to answer, in OpenAI's words, which clients know."""
         most = self._session.decoder.max_context
         if len(ids) >= most:
             count = len(ids) if len(ids) <= 2 * most else f"more than {2 * most}"
@@ -166,7 +169,7 @@ class Prompts:
 
 
 def _grammar(wanted: CompletionBody) -> Grammar | None:
-    """Return the grammar that an answer is held to."""
+    """Return the grammar that constrains an answer; None if there is none."""
     if (schema := wanted.schema_of_answers) is None:
         return None
     try:
@@ -176,5 +179,5 @@ def _grammar(wanted: CompletionBody) -> Grammar | None:
 
 
 def _key(text: str, calls: Sequence[Any]) -> str:
-    """Return an answer as a key, however its calls were written."""
+    """Return the key of an answer, which is the same however its calls are written."""
     return json.dumps([text.strip(), calls], sort_keys=True)

@@ -1,7 +1,7 @@
-"""Answers of earlier runs, from which drafts are made: token ids in a file for each model.
+"""Answers of earlier runs, from which drafts are made.  Each model has a file with their token ids.
 
-The files hold what models wrote, and nothing that they were asked.  Reading or losing one changes
-the speed of an answer and never its text.
+The files hold what models answered, not what they were asked.  Whether a file is there changes only
+the speed of an answer, never its text.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
     from .session import Session
 
 KEPT = 2 << 20
-"""Bytes of a file, which has the newest answers; four for each token."""
+"""The most bytes of a file, four for each token; the oldest answers are dropped first."""
 RECALLED = 1 << 12
-"""The most tokens that drafts learn before one answer, which takes some hundredths of a second."""
+"""The most tokens of earlier answers that drafts learn before an answer.  Learning them takes some
+hundredths of a second."""
 SHORTEST = 16
-"""The tokens of the shortest answer that is worth a place."""
+"""Answers with fewer tokens than this are not kept."""
 SAMPLED = 256
-"""The tokens of a vocabulary by which one tokenizer is told from another."""
+"""The most tokens of a vocabulary that identify a tokenizer."""
 _ID, _MOST_IDS = "<i4", 1 << 20
-_END = b"\xff" * 4  # after each answer; ids are so small that no bytes of two of them look like it
+_END = b"\xff" * 4  # after each answer; ids are too small for their bytes to contain it
 
 
 class AnswerMemory:
-    """The answers of one model, of this program and of earlier ones.
+    """The answers that one model gave in this run and in earlier ones.
 
     Args:
-        session: the model at work, whose drafts learn from them.
-        request: which model it is, and whether answers are remembered at all.
-        say: takes a line for the user.
+        session: of the model; its drafts learn from the answers.
+        request: names the model, and says whether answers are remembered.
+        say: shows a line to the user.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class AnswerMemory:
         self._answers: list[bytes] | None = None  # the oldest first; None before they are read
 
     def recall(self, prompt: Sequence[int]) -> None:
-        """Let drafts know the answers that share the most, and the rarest, tokens with a prompt."""
+        """Teach drafts the answers that share the most and the rarest tokens with a prompt."""
         import numpy as np
 
         if self._answers is None:
@@ -60,7 +61,7 @@ class AnswerMemory:
         answers = [np.frombuffer(known, _ID) for known in self._answers]
         if not answers:
             return
-        # Each answer's tokens that the prompt has, once each.
+        # The tokens of each answer that also occur in the prompt, without repetitions.
         ids, lengths = np.concatenate(answers), [*map(len, answers)]
         asked = np.isin(ids, np.unique(prompt))
         owners = np.repeat(np.arange(len(answers)), lengths)[asked]
@@ -68,15 +69,15 @@ class AnswerMemory:
         worth = np.log(1 + len(answers) / np.bincount(tokens)[tokens])
         likeness = np.bincount(owners, worth, len(answers))
         room = RECALLED
-        for index in np.lexsort((-np.arange(len(answers)), -likeness)):  # the newest among equals
+        for index in np.lexsort((-np.arange(len(answers)), -likeness)):  # of equals, the newest
             if room >= SHORTEST:
                 self._session.add_draft_ids(answers[index][:room].tolist(), expected=False)
             room -= lengths[index]
 
     def keep(self, answer: Sequence[int]) -> None:
-        """Keep an answer, beside those that other programs have kept meanwhile.
+        """Add an answer to the file, which other programs may have changed meanwhile.
 
-        If the file cannot be written, a line says so, and nothing else is kept.
+        If the file cannot be written, a line says so, and no further answers are kept.
         """
         import numpy as np
 
@@ -89,7 +90,7 @@ class AnswerMemory:
         self._answers = answers
         first = not self._path.exists()
         try:
-            with contextlib.suppress(OSError):  # writing says what is wrong
+            with contextlib.suppress(OSError):  # the write below reports the error
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             content = b"".join(known + _END for known in answers)
             files.write(self._path, content, "the answers in", private=True)
@@ -104,12 +105,12 @@ class AnswerMemory:
             )
 
     def _read(self) -> list[bytes]:
-        """Return the answers in the file; none if there is no such file, or it is damaged."""
+        """Return the answers in the file; none if there is no file, or it is damaged."""
         import numpy as np
 
         if self._path is None:
             return []
-        with contextlib.suppress(OSError, ValueError):  # no file, and no number of whole ids
+        with contextlib.suppress(OSError, ValueError):  # there is no file, or it ends within an id
             *parts, _ = files.read(self._path).split(_END)
             answers = [*filter(None, parts)]
             ids = np.frombuffer(b"".join(answers), _ID)
@@ -119,7 +120,7 @@ class AnswerMemory:
 
 
 def _path(session: Session, request: MemoryOptions) -> Path:
-    """Return the file of a model: its name and its tokenizer decide."""
+    """Return the path of a model's file, which depends on the model's names and its tokenizer."""
     tokenizer = session.loaded.tokenizer
     ids = range(0, len(tokenizer), len(tokenizer) // SAMPLED + 1)
     names = absolute(request.name), request.gguf_file, *map(absolute, request.adapters)

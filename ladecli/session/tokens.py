@@ -1,4 +1,4 @@
-"""Text to token ids, also around a gap; and what a single token spells."""
+"""The token ids of texts and of prompts to fill in the middle, and the text of a single token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import UsageError, one_line
 
 _UNSEEN = [*range(33), *range(127, 161), 173]
 _LETTERS = [chr(256 + _UNSEEN.index(n) if n in _UNSEEN else n) for n in range(256)]
-"""How byte-level tokenizers write each byte: those that would not be seen have other letters
+"""The character by which byte-level tokenizers write each byte; invisible ones have substitutes
 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019)."""
 FORMS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen coder, CodeGemma
@@ -22,17 +22,18 @@ FORMS = (
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
     tuple(f"<\uff5cfim\u2581{name}\uff5c>" for name in ("begin", "hole", "end")),  # DeepSeek
 )
-"""The tokens before the first text, before the last one, and before the middle."""
+"""For each kind of model, the tokens before the prefix, before the suffix and before the middle."""
 CODESTRAL = ("[SUFFIX]", "[PREFIX]")
-"""Codestral's tokens: the last text comes first, and the middle goes on from the first one."""
+"""Codestral's tokens, before the suffix and before the prefix, which the middle continues."""
 ENDS = ("<|file_sep|>", "<file_sep>", "<|repo_name|>", "<|fim_pad|>", "\u2581<EOT>")
 """Other tokens that end a middle."""
 
 
 def speller(tokenizer: Any) -> Callable[[int], str]:
-    """Return a function from a token id to its text, the space that starts a word included.
+    """Return a function from a token id to its text, including a space at its start.
 
-    Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
+    Some tokenizers drop the space at the start of a text, so a token is decoded twice in a row, and
+    the second copy counts.
     """
 
     def spell(token: int) -> str:
@@ -45,7 +46,7 @@ def speller(tokenizer: Any) -> Callable[[int], str]:
 
 def bytes_of(tokenizer: Any, token: int) -> bytes | None:
     """Return the bytes that a token adds to a text, which may be a part of a character; None if its
-    name does not tell."""
+    name does not show them."""
     name = str(tokenizer.convert_ids_to_tokens(token))
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     state = b"" if decoder is None else bytes(decoder.__getstate__())
@@ -58,12 +59,12 @@ def bytes_of(tokenizer: Any, token: int) -> bytes | None:
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
-    """Return the ids of a text; `special` adds the special tokens that the tokenizer has for it.
+    """Return the ids of a text; with `special`, also the special tokens that the tokenizer adds.
 
     Raises:
         UsageError: the tokenizer is damaged, or cannot encode this text.
     """
-    # The limit of the context is checked elsewhere.
+    # Without a warning about long texts: the context length is checked elsewhere.
     call = partial(tokenizer, text, add_special_tokens=special, verbose=False)
     ids: list[int] = []
     errors: list[BaseException] = []
@@ -71,12 +72,12 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
     def encode() -> None:
         try:
             ids.extend(map(int, call()["input_ids"]))
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             errors.append(error)
 
     if threading.current_thread() is threading.main_thread():
         with _without_rust_messages():
-            # In a thread, since Ctrl-C does not end a call of tokenizers.
+            # In a thread, since Ctrl-C cannot interrupt a call of the library tokenizers.
             thread = threading.Thread(target=encode, daemon=True)
             thread.start()
             thread.join()
@@ -90,7 +91,7 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
 
 @contextlib.contextmanager
 def _without_rust_messages() -> Iterator[None]:
-    """Keep what Rust prints of a panic off stderr: the error says it."""
+    """Keep Rust's message about a panic off stderr, since the error repeats it."""
     try:
         kept = os.dup(2)
     except OSError:  # stderr is closed
@@ -106,9 +107,9 @@ def _without_rust_messages() -> Iterator[None]:
 
 
 def shortened(tokenizer: Any, text: str, most: int) -> str:
-    """Return a text, or of one with more than 2 * `most` tokens a beginning that has as many.
+    """Return a text that has at most 2 * `most` tokens, or a beginning of it that has more.
 
-    To encode four megabytes takes many seconds, only to know that they do not fit.
+    Encoding four megabytes takes many seconds, only to find that they do not fit.
     """
     size = 16 * most
     while size < len(text):
@@ -119,12 +120,12 @@ def shortened(tokenizer: Any, text: str, most: int) -> str:
 
 
 def fill_in(tokenizer: Any, before: str, after: str) -> list[int]:
-    """Return the ids of a prompt for the text between two others, in the tokens that the model
-    learned for it (Bavarian et al., "Efficient Training of Language Models to Fill in the Middle",
-    2022).
+    """Return the ids of a prompt for the text between two others, with the special tokens that
+    the model learned for it (Bavarian et al., "Efficient Training of Language Models to Fill in the
+    Middle", 2022).
 
     Raises:
-        UsageError: the tokenizer has no tokens for that.
+        UsageError: the tokenizer has no such tokens.
     """
     known = tokenizer.get_vocab()
     texts = [token_ids(tokenizer, text, special=False) for text in (before, after)]

@@ -1,15 +1,19 @@
-"""The place in the corpus that the text is copied from, which survives an edit.
+"""A pointer to the passage of the corpus that the text is copied from, which survives edits.
 
-Most of an edited file is copied from what stands in the prompt.  If the text differs from the
-passage, a suffix automaton loses it until five tokens agree again.  The pointer remembers the
-passage instead.  It proposes that the text goes on behind as many tokens as the edit has, or at the
-place of the edit, if that only inserted something; and if a token agrees with one shortly behind
-the edit, that the text goes on from there.  An edit that was passed is expected again at other
-places with the same tokens, as in a file in which something is renamed.
+Most of an edited file is copied from the file in the prompt.  If the text differs from the passage,
+a suffix automaton loses the passage until five tokens agree again.  The pointer remembers the
+passage instead, and proposes up to three places at which the text may go on with it:
 
-On 14 edits of files, the pointer makes 1.2 to 1.5 times as many tokens per step as the automaton
-alone, and 1.7 times as many if an answer was handed over in which three of a hundred tokens differ
-(benchmarks/edits.py).
+- as many tokens further on as the edit has so far, as if each of them replaced one;
+- at the start of the edit, as if all of them were inserted;
+- if the newest tokens agree with tokens shortly behind the start of the edit, after those.
+
+Once the text is past an edit, the same edit is expected wherever the passage has the same tokens
+again, as in a file in which something is renamed.
+
+On 14 edits of files, drafts with the pointer give 1.2 to 1.5 times as many tokens per step as with
+the automaton alone, and 1.7 times as many if drafts know the answer with three of a hundred tokens
+changed (benchmarks/edits.py).
 """
 
 from __future__ import annotations
@@ -18,47 +22,47 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LENGTHS = (5, 8, 16, 32)
-"""The classes of copied passages: those of at least these many tokens."""
+"""The classes of copied passages, by the number of copied tokens at which each class begins."""
 RESUMED, HELD, SUBSTITUTED, INSERTED, REPLACED = range(len(LENGTHS), len(LENGTHS) + 5)
-"""The other classes, about edits.  `RESUMED`: after an edit, one token agrees with a place
-behind it.  `HELD`: two or more do, or the first one did that was expected.  `SUBSTITUTED` and
-`INSERTED`: none does, and the text may go on as if each token had been replaced by one, or as if
-tokens had been inserted.  `REPLACED`: an edit like one before comes."""
+"""The other classes, about edits.  `RESUMED`: after an edit, one token agrees with a token behind
+it.  `HELD`: two or more agree, or the first one that was expected.  `SUBSTITUTED` and
+`INSERTED`: none agrees yet; the text may go on as if each token of the edit replaced one, or as if
+all were inserted.  `REPLACED`: an edit that was made before comes again."""
 PRIORS = (0.55, 0.7, 0.85, 0.95, 0.6, 0.9, 0.4, 0.15, 0.7)
-"""By class, the assumed probability that the next token is copied, before it was tried."""
+"""By class, the probability that the next token is as expected, assumed before any trial."""
 PRIOR_TRIALS = 8.0
-"""The number of trials that counts as much as this assumption."""
+"""The weight of this assumption, as a number of trials."""
 RECORD_DECAY = 0.98
-"""The decay of a class's record with each trial."""
+"""The factor by which a class's record decays with each trial."""
 CERTAIN = LENGTHS[0]
-"""So many tokens that agree after an edit are a passage again."""
+"""If this many tokens agree after an edit, the passage is found again."""
 TRUSTED = 16
 """A passage of at least this many copied tokens is remembered across an edit.  With 8, chats made
 1 % fewer tokens per step; with 32, edits made a quarter fewer."""
 REACH = 8
-"""How many tokens an edit may delete."""
+"""The most tokens by which an edit may shorten the passage."""
 LOST = 32
-"""So many tokens without a passage end the search for its continuation."""
+"""An edit with this many tokens ends the search for the rest of the passage."""
 AHEAD = 96
-"""The tokens of a passage that are proposed at once."""
+"""The most tokens of a passage that are proposed at once."""
 MAX_EDITS = 64
-"""The edits that are remembered, the newest ones."""
+"""The most edits that are remembered; the oldest are dropped first."""
 LONGEST_EDIT = 32
-"""An edit that replaces, or inserts, more tokens than this is not expected again."""
+"""An edit that removes or adds more tokens than this is not expected again."""
 
 
 class RepeatedSpan(NamedTuple):
-    """What may follow the text, because it followed an earlier passage like its end."""
+    """A possible continuation of the text: what followed an earlier passage like its end."""
 
     tokens: Sequence[int]
     """The next tokens."""
     probabilities: Sequence[float]
-    """The probability of each token if those before it came; the last one holds for all further
-    ones."""
+    """The probability of each token, given those before it; all further tokens have the last
+    one."""
 
 
 class Edit(NamedTuple):
-    """Tokens of a passage, and those that replaced them."""
+    """Tokens of a passage, and the tokens that replaced them."""
 
     old: tuple[int, ...]
     new: tuple[int, ...]
@@ -68,9 +72,9 @@ class CopyPointer:
     """Follows the passage that the text copies, token by token.
 
     Attributes:
-        hits, trials: by class, how often the text went on as expected, and how often the two were
-            compared; both decayed.
-        copied: the tokens that agree with the passage since the last edit; 0 if none does.
+        hits, trials: by class, how often the text went on as expected, and how often this was
+            checked; both decayed.
+        copied: the number of tokens since the last edit that agree with the passage.
     """
 
     def __init__(self) -> None:
@@ -81,15 +85,15 @@ class CopyPointer:
     def lose(self) -> None:
         """Forget the passage."""
         self.copied = 0
-        self._next = self._end = 0  # the index of the next token, and that after the last one
-        self._trust = 0  # the tokens that were copied before the last edit, if there was one
-        self._edit = 0  # the index of the first token that the edit under way replaces
+        self._next = self._end = 0  # the indices of the next token and of the end
+        self._trust = 0  # how many tokens were copied before the last edit
+        self._edit = 0  # the index at which the edit under way starts
         self._since: list[int] | None = None  # the tokens of the edit; None if none is under way
-        self._pending: list[int] = []  # what is left of an edit like one before
+        self._pending: list[int] = []  # the rest of an expected edit that has begun
 
     @property
     def length(self) -> int:
-        """The tokens that were copied, those before the last edit included; 0 if too few were."""
+        """How many tokens were copied, also before the last edit; 0 if too few were since then."""
         return self.copied + self._trust if self.copied >= CERTAIN else 0
 
     @property
@@ -98,23 +102,23 @@ class CopyPointer:
         return self._since is not None
 
     def start(self, place: int, end: int, copied: int) -> None:
-        """Follow a passage from `place`, at most to `end`, after `copied` tokens of it."""
+        """Follow a passage from `place` to `end` at most; `copied` tokens before it were copied."""
         self.lose()
         self._next, self._end, self.copied = place, end, copied
 
     def gives_way(self, length: int) -> bool:
-        """Whether another passage, of which `length` tokens were copied, is more probable."""
+        """Return whether a passage of which `length` tokens were copied is more probable."""
         if self._since is not None:
             return length >= LENGTHS[-1]
         return length > self.length
 
     def expect(self, place: int, end: int) -> None:
-        """Expect that the text begins like a passage, perhaps after some words."""
+        """Expect the text to begin like a passage, perhaps after some words of its own."""
         self.lose()
         self._edit, self._end, self._trust, self._since = place, end, TRUSTED, []
 
     def follow(self, token: int, corpus: Sequence[int]) -> None:
-        """Compare the next token of the text with what is expected."""
+        """Compare the next token of the text with what is expected, and move on."""
         if self._since is None:
             if not self.copied or self._goes_on(token, corpus):
                 return
@@ -130,7 +134,7 @@ class CopyPointer:
         self._resume(corpus)
 
     def _goes_on(self, token: int, corpus: Sequence[int]) -> bool:
-        """Go on if a token is the next one of the passage, or of an edit like one before."""
+        """Move on if a token continues the passage or an expected edit; return whether it does."""
         if self._pending:
             agrees = self._pending.pop(0) == token
             if not agrees:
@@ -176,7 +180,7 @@ class CopyPointer:
         ]
 
     def _edit_at(self, place: int, corpus: Sequence[int]) -> Edit | None:
-        """Return the edit that is expected at a place, if there is one."""
+        """Return the edit that is expected at a place; None if there is none."""
         edit = self._edits.get(corpus[place])
         if edit is not None and tuple(corpus[place : place + len(edit.old)]) == edit.old:
             return edit
@@ -185,7 +189,7 @@ class CopyPointer:
     def _with_edits(
         self, place: int, corpus: Sequence[int], ladder: Sequence[float]
     ) -> RepeatedSpan:
-        """Return a passage from a place on, with the edits that are expected in it."""
+        """Return the passage from a place on, with the edits that are expected in it."""
         passage = corpus[place : min(self._end, place + AHEAD)]
         if self._edits.keys().isdisjoint(passage):
             return RepeatedSpan([*self._pending, *passage], ladder)
@@ -205,12 +209,12 @@ class CopyPointer:
         return RepeatedSpan(tokens, probabilities)
 
     def probability(self, group: int) -> float:
-        """Return how probable it is that a token is copied, by its class."""
+        """Return the probability that the next token is as expected, for a class."""
         hits = self.hits[group] + PRIOR_TRIALS * PRIORS[group]
         return hits / (self.trials[group] + PRIOR_TRIALS)
 
     def _guesses(self) -> list[tuple[int, int]]:
-        """Return the classes and places of the tokens that may come next in an edit."""
+        """Return class and place of each token of the passage that may come next in an edit."""
         assert self._since is not None
         guesses = {self._edit: INSERTED}
         if self._since:
@@ -221,10 +225,10 @@ class CopyPointer:
         return [(group, place) for place, group in guesses.items() if place < self._end]
 
     def _resume(self, corpus: Sequence[int]) -> None:
-        """Find the place near the edit that most of the tokens since then agree with."""
+        """Find the place near the edit with which the most of the newest tokens agree."""
         since, edit = self._since, self._edit
         assert since is not None
-        self.copied, straight = 0, edit + len(since) - 1  # if each token was replaced by one
+        self.copied, straight = 0, edit + len(since) - 1  # if each replaced one
         for place in range(edit, min(straight + 1 + REACH, self._end)):
             agree = 0
             while (
@@ -243,7 +247,7 @@ class CopyPointer:
             self.lose()
 
     def _remember(self, corpus: Sequence[int]) -> None:
-        """Remember the edit that is passed."""
+        """Remember the edit that the text is past."""
         assert self._since is not None
         resumed, new = self._next - self.copied, tuple(self._since[: -self.copied])
         old = tuple(corpus[self._edit : resumed])
@@ -257,7 +261,7 @@ class CopyPointer:
                 del self._edits[next(iter(self._edits))]
 
     def _ladder(self, length: int) -> list[float]:
-        """Return the probabilities of the tokens of a passage of which `length` were copied."""
+        """Return the probabilities of the next tokens after `length` copied ones."""
         ladder: list[float] = []
         for longest in LENGTHS[1:]:
             if longest > length:

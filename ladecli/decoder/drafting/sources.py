@@ -1,6 +1,6 @@
 """The sources of drafts, which turn the outcome of a step into evidence for the n-gram model.
 
-A new source is a class here, and a row of `SOURCES`.
+To add a source, write a class and add a row to `SOURCES`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from .suffix_automaton import SuffixAutomaton
 BOUNDARY = -1
 """A token between texts in the corpus."""
 OVERLAP = 32
-"""If a text differs from the last one after a common start, this many tokens of the start are added
-to the corpus again, so that passages across the difference are found."""
+"""If a text begins like the last one and then differs, this many tokens before the difference are
+added to the corpus again, so that passages across the difference are found."""
 MAX_CORPUS = 1 << 16
-"""If the corpus has more tokens than this when a text begins, the newest half as many are kept."""
+"""If the corpus has more tokens than this when a text begins or is added, only the newest half as
+many are kept."""
 
 
 class Observation(NamedTuple):
@@ -50,19 +51,19 @@ class Source:
         self.model = model
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A generation starts."""
+        """Learn from the prompt, when a generation starts."""
 
     def learn(self, step: Observation) -> None:
-        """A step is over."""
+        """Learn from a step, when it is over."""
 
 
 class ContextSource(Source):
-    """Counts n-grams of the text, and finds the longest passage that its end repeats.
+    """Counts n-grams, and finds the longest earlier passage that the end of the text repeats.
 
     Papers: Saxena, "Prompt Lookup Decoding", 2023; Hu et al., "SAM Decoding", 2024.
 
     Attributes:
-        corpus: all texts so far, with `BOUNDARY` between them.
+        corpus: the texts so far, with `BOUNDARY` between them; the oldest are dropped.
         pointer: the passage of the corpus that the text copies.
     """
 
@@ -73,11 +74,11 @@ class ContextSource(Source):
         # The current text, with which the corpus ends, and the indices of all boundaries.
         self._text: list[int] = []
         self._boundaries: list[int] = []
-        # Where the text starts that the next answer may begin like.
+        # The index in the corpus of a text that the next answer may begin like.
         self._expected: int | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Learn the part of the prompt that the last text does not start with."""
+        """Learn the prompt without the start that it has in common with the last text."""
         self._forget_oldest()
         common = common_prefix(prompt, self._text)
         if common < len(self._text):
@@ -95,7 +96,7 @@ class ContextSource(Source):
             self._expected = None
 
     def learn(self, step: Observation) -> None:
-        """Learn the committed tokens, and whether they go on with the passage that was copied."""
+        """Learn the committed tokens, and whether they continue the copied passage."""
         self._count(step.text)
         for token in step.text[len(self._text) :]:
             self.pointer.follow(token, self.corpus.tokens)
@@ -109,29 +110,30 @@ class ContextSource(Source):
         tokens, pointer = self.corpus.tokens, self.pointer
         spans = pointer.spans(tokens)
         if pointer.uncertain:
-            # The text may also go on with another passage than that with the edit.
+            # The text may also continue another passage than the one that is being edited.
             length, place = self.corpus.longest_match()
             if length >= CERTAIN:
                 spans.append(pointer.span(tokens, place, self._end_of(place), length))
         return spans
 
     def _find_passage(self) -> None:
-        """Follow the longest passage that the end of the text repeats, if none is followed."""
+        """Follow the longest passage that the end of the text repeats, unless the pointer follows
+        a more probable one."""
         length, place = self.corpus.longest_match()
         if length >= CERTAIN and self.pointer.gives_way(length):
             self.pointer.start(place, self._end_of(place), length)
 
     def _end_of(self, place: int) -> int:
-        """Return the index after the text that a place of the corpus is in."""
+        """Return the index in the corpus just after the text that contains a place."""
         index = bisect_left(self._boundaries, place)
         return self._boundaries[index] if index < len(self._boundaries) else len(self.corpus)
 
     def add(self, text: Iterable[int], *, expected: bool = False) -> None:
-        """Append texts that later ones may repeat.
+        """Add to the corpus texts that later ones may repeat.
 
         Args:
             text: the texts, with `BOUNDARY` between them.
-            expected: whether the next answer may begin like it; the newest such text counts.
+            expected: whether the next answer may begin like it; the last such call counts.
         """
         self._forget_oldest()
         if self._text:
@@ -180,8 +182,9 @@ class TrajectorySource(Source):
 class RecycledSource(Source):
     """Remembers the model's most probable successors after each token of a step.
 
-    Luo et al. (2024; see `ngram_model`) remember them by single token.  Under contexts of up to
-    four tokens, the model nearly always chooses among the same successors again.
+    Luo et al. (2024; see `ngram_model`) store them under one token.  Here they are stored under
+    contexts of up to four tokens, after which the model nearly always chooses among the same
+    successors again.
     """
 
     def learn(self, step: Observation) -> None:

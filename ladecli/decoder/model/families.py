@@ -1,8 +1,8 @@
-"""Model families: what sets one apart from Llama, and what the decoder must know about a model.
+"""Model families: how each differs from Llama, and the facts about a model that the decoder needs.
 
-A family with a row in `FAMILIES` runs on our own forward (`transformer`); any other one runs on
-transformers' forward, or, if that verifies no trees of drafts, with its own cache (`backends`).  To
-add a family, add a row.
+A family with a row in `FAMILIES` runs on our own forward (`transformer`).  Any other family runs on
+transformers' layers with our mask, or, if these cannot verify trees of drafts, on transformers'
+whole forward with its own cache (`backends`).  To add a family, add a row (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEFAULT_CONTEXT = 4096
 
 
 class NormNames(NamedTuple):
-    """Names of a layer's normalisations; "" where the family has none."""
+    """Names of a layer's modules for normalisation; "" if the family has none there."""
 
     before_attention: str
     after_attention: str
@@ -36,18 +36,18 @@ _GLM4 = NormNames(_INPUT, "post_self_attn_layernorm", _ATTENTION, "post_mlp_laye
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The settings that set a family apart from Llama.
+    """The differences between a family and Llama.
 
     Biases, QK-norm and its width, head sizes, scales of embeddings, residuals and logits, partial
     rotary and one rotary base per kind of layer are read from the model and its configuration.
     """
 
-    norms: NormNames = _PRE  # where a layer normalises
+    norms: NormNames = _PRE  # the norms of a layer
     unit_offset: bool = False  # norms multiply by 1 + weight, in float32 (Gemma)
-    interleaved: bool = False  # rotary turns neighbouring numbers, not the two halves of a head
-    window_in_config: bool = False  # a sliding window of all layers, which none of them has
+    interleaved: bool = False  # rotary embedding pairs neighbours, not the halves of a head
+    window_in_config: bool = False  # all layers have the window that the configuration states
     attention_softcap: bool = False  # scores are capped by `attn_logit_softcapping`
-    query_scale: bool = False  # queries grow with their position (Llama 4, Ministral 3)
+    query_scale: bool = False  # queries are scaled by their position (Llama 4, Ministral 3)
 
 
 FAMILIES = {
@@ -81,7 +81,8 @@ FAMILIES = {
 }
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-"""Activations of a gated MLP by transformers' name; a model with another one is not ours."""
+"""Our names of a gated MLP's activations, by transformers' names.  A model with another activation
+does not run on our own forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +91,37 @@ class ModelFacts:
 
     family: str  # transformers' model type
     layers: int  # each with keys and values of its own
-    vocabulary: int  # token ids that the model can read
-    max_positions: int | None  # the context that the model was made for; None if it does not say
-    rope_boundary: int | None  # longer texts have other rotary frequencies; None if none have
+    vocabulary: int  # the number of token ids that the model can read
+    max_positions: int | None  # the context by the configuration; None if it has none
+    rope_boundary: int | None  # longer texts have other rotary frequencies, if not None
     sliding_window: int | None  # how many positions some layers look back, or None
     no_trees: str | None = None
-    """Why trees of drafts cannot be verified, as far as the configuration tells."""
-    ours: bool = False  # whether our own forward is for it, as far as the configuration tells
-    most_positions: int = 0  # the longest context, if scaled rotary frequencies allow a longer one
+    """Why trees of drafts cannot be verified, judging by the configuration; None if they can."""
+    ours: bool = False  # whether our own forward can run it, judging by the configuration
+    most_positions: int = 0  # the longest context that rotary frequencies are scaled for
     rope_grows: bool = False  # whether every length beyond the boundary has its own frequencies
     tested: bool = False  # whether the tests decode models of the family
     rereads: bool = False
-    """Whether the model's class reads a text anew where it grows beyond the boundary; others keep
-    the keys, which stay turned as they are."""
+    """Whether the model's class reads the whole text again when it grows beyond the boundary; other
+    classes keep the cached keys, with the old frequencies."""
 
     @property
     def context(self) -> int:
-        """The most tokens of a text, unless more are asked for."""
+        """The context length by default, in tokens."""
         return self.max_positions or DEFAULT_CONTEXT
 
     @property
     def most_context(self) -> int:
-        """The most tokens of a text that may be asked for."""
+        """The largest context length that may be asked for, in tokens."""
         return max(self.context, self.most_positions)
 
 
 def activation(text: Any) -> str | None:
-    """Return the name that `ACTIVATIONS` has for a model's activation; None for another one."""
+    """Return our name of a text model's activation; None if `ACTIVATIONS` does not have it."""
     name = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
     return ACTIVATIONS.get(str(name))
 
 
 def is_ours(text: Any) -> bool:
-    """Return whether our own forward has all that the configuration of a text model asks for."""
+    """Return whether our own forward has the family and activation that a configuration states."""
     return text.model_type in FAMILIES and activation(text) is not None
