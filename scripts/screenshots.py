@@ -56,7 +56,7 @@ def area(width, height):
 def live(model: str, out: Path) -> None:
     """A reply on its way; meant for a real model, which repeats much of its code."""
     with Terminal("chat", model, RENAMED, "-t", "0", "-n", "120", columns=80, lines=20) as terminal:
-        terminal.wait("must be")
+        terminal.wait(lambda text: text.count("must not be") == 2)
         draw(terminal.screen, "lade chat", out / "live.svg", since="> Rename")
 
 
