@@ -137,4 +137,4 @@ def test_the_text_of_a_whole_model_at_every_entry_point(
     held = sum(part.numel() for part in loaded.model.parameters())
     assert held <= loaded.spec.parameters <= 1.001 * sum(part.numel() for part in parts.values())
     assert not any("vision" in name or "audio" in name for name, _ in loaded.model.named_modules())
-    assert ("pictures" in done.err) == (loaded.config.get_text_config() is not loaded.config)
+    assert ("image and audio" in done.err) == (loaded.config.get_text_config() is not loaded.config)
