@@ -48,7 +48,7 @@ IDS = 128_000
 NEARLY_FREE = StepCost((1, 64), (0,), ((1.0, 1.05),))
 """What steps cost where the weights take all of the time."""
 PAPER = {16: LookaheadConfig(4, 3, 4), 64: LookaheadConfig(8, 5, 8)}
-"""The paper's window with so many tokens in a step."""
+"""The paper's window, by the most tokens of a step."""
 SHARES = (0.5, 0.17, 0.09, 0.06, 0.04, 0.03, 0.02, 0.02)
 """For the tree of Token Recycling, the assumed share of each rank among a token's successors."""
 LONGEST, FACTOR = 24, 4
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--model", help="compare methods on this one")
     parser.add_argument("--prompts", help="a file of rows")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
-    parser.add_argument("--every", type=int, default=1, help="take every so many prompts")
+    parser.add_argument("--every", type=int, default=1, help="take every N-th prompt")
     args = parser.parse_args()
     if args.model:
         rows = [*read_rows(args.prompts).values()][:: args.every]

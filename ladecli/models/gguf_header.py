@@ -235,7 +235,7 @@ class _Reader:
                 f"has {name} in {kind.name}, which cannot be unpacked here; take a file in another"
                 " type, such as Q8_0"
             )
-        weights, block = GGML_QUANT_SIZES[kind]  # so many weights are in so many bytes
+        weights, block = GGML_QUANT_SIZES[kind]  # the weights of a block, and its bytes
         if min(shape) < 1 or shape[0] % weights:
             raise _damaged(f"{name} has the shape {list(shape)}")
         size = math.prod(shape) // weights * block

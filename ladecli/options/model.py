@@ -15,7 +15,7 @@ model_argument = partial(model_option, metavar="MODEL", argument=True)
 SMALL_MODEL = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 """A first real model, which anybody may download."""
 TOY = "the bundled demo is a toy; a small real model:"
-"""What a user of the demo model is told, before a command with `SMALL_MODEL`."""
+"""The line for users of the demo model, before a command with `SMALL_MODEL`."""
 
 
 @dataclass(frozen=True, kw_only=True)
