@@ -21,7 +21,7 @@ from .options.answer import EffortOptions, LengthOptions, SamplingOptions, Templ
 from .options.declare import Options, options_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
-from .session.conversation import GivenMessage, for_template
+from .session.conversation import OpenAIMessage, for_template
 from .session.grammar import Grammar
 from .session.opening import open_session
 from .session.session import Session, Settings
@@ -31,7 +31,7 @@ Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
 
 
-_MESSAGES = TypeAdapter(list[GivenMessage])
+_MESSAGES = TypeAdapter(list[OpenAIMessage])
 _Request = TypeVar("_Request", bound=Options)
 
 

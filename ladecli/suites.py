@@ -24,7 +24,7 @@ from pydantic import (
 from . import files
 from .errors import LadeError, UsageError, describe_error, flaw
 from .session.chat_template import ChatMessage
-from .session.conversation import GivenMessage, for_template
+from .session.conversation import OpenAIMessage, for_template
 from .session.dialogue import Row
 
 BUILTIN = "builtin"
@@ -45,7 +45,7 @@ class _Line(BaseModel):
     system: str | None = None
     prompt: str | None = None
     turns: list[str] = []
-    messages: list[GivenMessage] = []
+    messages: list[OpenAIMessage] = []
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     functions: None = None  # an older form of `tools`, which is refused

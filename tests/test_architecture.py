@@ -30,7 +30,7 @@ LIGHT = (
     *("view.live", "view.markdown", "view.terminal", "repl.commands"),
     *("models.memory", "models.model_files", "models.hub", "models.device", "models.adapters"),
     *("models.placement", "models.find"),
-    *("session.opening", "session.setup", "session.parallel", "session.place"),
+    *("session.opening", "session.setup", "session.parallel", "session.rank_info"),
     *("bench.command", "bench.report", "bench.verify"),
     *("serve.command", "serve.app"),
 )

@@ -24,7 +24,7 @@ from ..decoder.errors import ConfigError, Error, PromptError
 from ..errors import INTERRUPTED, LadeError, UsageError, describe_error
 from ..options import COMMANDS, request_of
 from ..options.declare import CONFIG_FILE, PREFIX, Option, Options, options_of
-from ..session.place import read_torchrun
+from ..session.rank_info import read_torchrun
 
 _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..session.conversation import GivenMessage, TextPart, as_parts
+from ..session.conversation import OpenAIMessage, TextPart, as_parts
 
 PROMPTS = 100
 """Prompts of a request."""
@@ -207,7 +207,7 @@ class _AnswerBody(RequestObject):
 class ChatBody(_AnswerBody):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[GivenMessage], Field(min_length=1)]
+    messages: Annotated[list[OpenAIMessage], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,1 +1,1 @@
-"""From a request to an answer as a stream of text: opening a model, ranks, ids and text."""
+"""Sessions turn a request into an answer as a stream of text."""

@@ -1,7 +1,6 @@
 """Answers of earlier runs, from which drafts are made.  Each model has a file with their token ids.
 
-The files hold what models answered, not what they were asked.  Whether a file is there changes only
-the speed of an answer, never its text.
+The files hold answers, not prompts.  They change the speed of later answers, never their text.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from ..options.answer import MemoryOptions
     from .session import Session
 
-KEPT = 2 << 20
-"""The most bytes of a file, four for each token; the oldest answers are dropped first."""
-RECALLED = 1 << 12
+MAX_BYTES = 2 << 20
+"""The size limit of a file, at four bytes per token; the oldest answers are dropped first."""
+MAX_RECALLED = 1 << 12
 """The most tokens of earlier answers that drafts learn before an answer.  Learning them takes some
 hundredths of a second."""
-SHORTEST = 16
+MIN_ANSWER = 16
 """Answers with fewer tokens than this are not kept."""
-SAMPLED = 256
+VOCABULARY_SAMPLE = 256
 """The most tokens of a vocabulary that identify a tokenizer."""
 _ID, _MOST_IDS = "<i4", 1 << 20
 _END = b"\xff" * 4  # after each answer; ids are too small for their bytes to contain it
@@ -41,7 +40,7 @@ class AnswerMemory:
 
     Args:
         session: of the model; its drafts learn from the answers.
-        request: names the model, and says whether answers are remembered.
+        request: names the model, and turns the memory on or off.
         say: shows a line to the user.
     """
 
@@ -63,14 +62,14 @@ class AnswerMemory:
             return
         # The tokens of each answer that also occur in the prompt, without repetitions.
         ids, lengths = np.concatenate(answers), [*map(len, answers)]
-        asked = np.isin(ids, np.unique(prompt))
-        owners = np.repeat(np.arange(len(answers)), lengths)[asked]
-        owners, tokens = np.divmod(np.unique(owners * _MOST_IDS + ids[asked]), _MOST_IDS)
+        shared = np.isin(ids, np.unique(prompt))
+        owners = np.repeat(np.arange(len(answers)), lengths)[shared]
+        owners, tokens = np.divmod(np.unique(owners * _MOST_IDS + ids[shared]), _MOST_IDS)
         worth = np.log(1 + len(answers) / np.bincount(tokens)[tokens])
         likeness = np.bincount(owners, worth, len(answers))
-        room = RECALLED
+        room = MAX_RECALLED
         for index in np.lexsort((-np.arange(len(answers)), -likeness)):  # of equals, the newest
-            if room >= SHORTEST:
+            if room >= MIN_ANSWER:
                 self._session.add_draft_ids(answers[index][:room].tolist(), expected=False)
             room -= lengths[index]
 
@@ -81,11 +80,11 @@ class AnswerMemory:
         """
         import numpy as np
 
-        if self._path is None or len(answer) < SHORTEST:
+        if self._path is None or len(answer) < MIN_ANSWER:
             return
         new = np.array(answer, _ID).tobytes()
         answers = [known for known in self._read() if known != new] + [new]
-        while sum(map(len, answers)) + len(_END) * len(answers) > KEPT:
+        while sum(map(len, answers)) + len(_END) * len(answers) > MAX_BYTES:
             del answers[0]
         self._answers = answers
         first = not self._path.exists()
@@ -122,7 +121,7 @@ class AnswerMemory:
 def _path(session: Session, request: MemoryOptions) -> Path:
     """Return the path of a model's file, which depends on the model's names and its tokenizer."""
     tokenizer = session.loaded.tokenizer
-    ids = range(0, len(tokenizer), len(tokenizer) // SAMPLED + 1)
+    ids = range(0, len(tokenizer), len(tokenizer) // VOCABULARY_SAMPLE + 1)
     names = absolute(request.name), request.gguf_file, *map(absolute, request.adapters)
     key = repr((names, len(tokenizer), tokenizer.convert_ids_to_tokens([*ids])))
     name = re.sub(r"[^\w.-]+", "-", Path(request.name).name)[:40]

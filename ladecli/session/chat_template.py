@@ -1,4 +1,4 @@
-"""A model's chat template: messages to token ids, and what it puts after an answer."""
+"""A model's chat template: turns messages into token ids, and names the token after an answer."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from .tool_calls import arguments_of
 ChatMessage: TypeAlias = Mapping[str, Any]
 """A message as chat templates take it: with `role` and `content`."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""What templates call the reasoning of an earlier message."""
+"""The names that templates use for the reasoning of an earlier message."""
 _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
-"""Variables of templates about reasoning: its level, or whether there is any."""
+"""Template variables about reasoning: its level, and two that turn it on or off."""
 NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """Variables that only we set."""
 TOKEN_IDS = "token_ids"
-"""The key of a message's own tokens, which stand in the prompt in place of those that the template
-would write; where that changes or drops them, the template's stand."""
+"""The key of a message's own tokens.  They replace the tokens that the template would write for the
+message, unless the template changes or drops messages."""
 _MARK = "\ufdd1"
-"""Stands for such tokens in a text; Unicode has no character of this number."""
+"""A placeholder for such tokens in a text; Unicode has no character of this number."""
 GREETING: tuple[ChatMessage, ...] = ({"role": "user", "content": "hi"},)
 """The plainest conversation, which every template should take."""
 _TRAINING = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-"""Tags around answers, which transformers alone knows."""
+"""Tags around answers that only transformers defines."""
 FIX = "use --chat-template FILE, or --raw"
 _EXAMPLES = ("What is new?", "Hello")
 """Two texts: a template reads a part of a message if the prompt changes with it."""
 
 
-class _RefusedError(UsageError):
-    """A template raises an error of its own about messages."""
+class _TemplateError(UsageError):
+    """The template itself raised an error about the messages."""
 
 
 class ChatTemplate:
     """The chat template of a tokenizer, ready for use.
 
-    Templates differ in what they take: contents as text or as typed parts, messages of the system,
-    of developers, of tools.  Each is tried with examples first.
+    Templates differ in the messages that they accept: contents as text or as typed parts, system,
+    developer and tool messages.  Examples show what a template accepts.
 
     Args:
         tokenizer: of transformers.
-        choice: which of its templates, and with which arguments.
+        choice: names one of its templates, and the arguments.
 
     Attributes:
-        variables: those that it reads, but for those that only we set.
-        notices: lines about what was done to messages, or does nothing.
+        variables: the names that the template reads, except those that only we set.
+        notices: lines about changes to messages, and about arguments without effect.
 
     Raises:
-        UsageError: there is no such template, it is ambiguous, broken, or cannot have such an
-            argument.
+        UsageError: there is no such template, it is ambiguous or broken, or an argument is
+            reserved.
     """
 
     def __init__(self, tokenizer: Any, choice: TemplateChoice) -> None:
         self._tokenizer = tokenizer
-        self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice)
+        self._name, self._source = _choose(getattr(tokenizer, "chat_template", None), choice)
         self.variables = _variables(self._name, self._source)
         for key in choice.arguments:
             self.check_argument(key)
@@ -73,10 +73,11 @@ class ChatTemplate:
             for key in choice.arguments
             if key not in self.variables
         ]
-        self._arguments = self._of_effort(choice.effort) | copy.deepcopy(dict(choice.arguments))
+        effort = self._effort_arguments(choice.effort)
+        self._arguments = effort | copy.deepcopy(dict(choice.arguments))
 
-    def _of_effort(self, effort: str | None) -> dict[str, Any]:
-        """The template's variables for how much a model is to think."""
+    def _effort_arguments(self, effort: str | None) -> dict[str, Any]:
+        """Return the arguments that set the reasoning effort."""
         if effort is None:
             return {}
         if not self.knows_effort:
@@ -90,61 +91,61 @@ class ChatTemplate:
         if level in self.variables and effort != "none":
             arguments[level] = effort
         elif not arguments:  # Mistral's templates have a level "none"; gpt-oss's has not
-            can = re.search(r"""(["'])none\1""", self._source)
-            arguments[level] = "none" if can else "low"
-            if not can:
+            has_none = re.search(r"""(["'])none\1""", self._source)
+            arguments[level] = "none" if has_none else "low"
+            if not has_none:
                 self._say(f"{self._name} cannot leave reasoning out: reasoning-effort is low")
         return arguments
 
     @cached_property
     def knows_effort(self) -> bool:
-        """Whether the template has a variable for how much a model is to think."""
+        """True if the template has a variable for the reasoning effort."""
         return not self.variables.isdisjoint(_EFFORTS)
 
     def check_argument(self, key: str) -> None:
-        """Refuse with a UsageError a name that transformers takes for something of its own."""
-        taken = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
-        taken |= {"conversations", "self"}
-        if key in taken - {"tools", "documents"} | NOT_ARGUMENTS:
+        """Raise a UsageError if a name is a parameter of transformers' own."""
+        reserved = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
+        reserved |= {"conversations", "self"}
+        if key in reserved - {"tools", "documents"} | NOT_ARGUMENTS:
             raise UsageError(f"template-arg {key} is not a template variable; leave it out")
 
     def encode(self, messages: Sequence[ChatMessage], most: int | None = None) -> list[int]:
-        """The ids of a conversation, which waits for an answer.
+        """Return the token ids of a conversation, up to the start of the next answer.
 
         Args:
             messages: with `role` and `content`, and some with `TOKEN_IDS`.
             most: see `Session.encode`.
 
         Raises:
-            UsageError: the template refuses the messages, or drops what they say.
+            UsageError: the template refuses the messages, or drops their contents.
         """
         known = [message[TOKEN_IDS] for message in messages if TOKEN_IDS in message]
         if known:
             marked = [_message(m["role"], _MARK) if TOKEN_IDS in m else m for m in messages]
-            first, *others = (self._tried(self._prepared(marked)) or "").split(_MARK)
+            first, *others = (self._try_render(self._prepared(marked)) or "").split(_MARK)
             if len(others) == len(known):
                 ids = self._token_ids(first, most)
                 for tokens, text in zip(known, others, strict=True):
                     ids += [*tokens, *self._token_ids(text, most)]
                 return ids
-        return self._token_ids(self._apply(self._prepared(messages), reply=True), most)
+        return self._token_ids(self._render(self._prepared(messages), reply=True), most)
 
     def _token_ids(self, text: str, most: int | None) -> list[int]:
-        """The ids of a text that the template made."""
+        """Return the ids of a text that the template wrote."""
         if most is not None:
             text = shortened(self._tokenizer, text, most)
-        return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
+        return token_ids(self._tokenizer, text, special=False)  # as `apply_chat_template` does
 
     @cached_property
     def end_token(self) -> int | None:
-        """The token that closes an assistant's turn; None where not a single added token does."""
+        """The token that closes an assistant's turn; None unless it is one added token."""
         texts = [
-            self._tried(self._prepared([*GREETING, _message("assistant", text)]), reply=False)
+            self._try_render(self._prepared([*GREETING, _message("assistant", text)]), reply=False)
             for text in _EXAMPLES
         ]
         if None in texts or texts[0] == texts[1]:
             return None
-        # What follows both answers follows every answer.
+        # Text that follows both answers follows every answer.
         one, other = (str(text)[::-1] for text in texts)
         after = one[: common_prefix(one, other)][::-1].lstrip()
         added = self._tokenizer.get_added_vocab()
@@ -155,10 +156,10 @@ class ChatTemplate:
         return int(added[first])
 
     def _prepared(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """The messages as this template takes them.
+        """Return the messages in a form that this template accepts.
 
         Raises:
-            UsageError: the template drops what the user, or a tool, says.
+            UsageError: the template drops messages of the user or of a tool.
         """
         messages = [_with_calls(self._with_reasoning(message)) for message in messages]
         roles = {message["role"] for message in messages}
@@ -175,12 +176,12 @@ class ChatTemplate:
         return self._shaped(messages)
 
     def _shaped(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """The messages with contents in a form that this template takes."""
+        """Return the messages with contents as text or as parts, as this template accepts them."""
         takes_text, takes_parts = self._forms
         return [*map(_as_parts if takes_parts and not takes_text else _as_text, messages)]
 
     def _with_reasoning(self, message: ChatMessage) -> ChatMessage:
-        """A message with its reasoning where this template reads that, if anywhere."""
+        """Return a message with its reasoning under the keys that this template reads, if any."""
         thought = next(filter(None, map(message.get, REASONING_KEYS)), None)
         if thought is None:
             return message
@@ -190,21 +191,21 @@ class ChatTemplate:
         return others | {name: thought for name in REASONING_KEYS if name in self._source}
 
     def _without_system(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """The messages with those of the system before the next message of the user."""
+        """Return the messages with system messages merged into the next message of the user."""
         self._say(f"{self._name} has no system message: it goes before your first message")
         others: list[ChatMessage] = []
-        told: list[ChatMessage] = []  # system messages that wait for a message of the user
+        pending: list[ChatMessage] = []  # system messages before the next message of the user
         for message in messages:
             if message["role"] == "system":
-                told.append(message)
+                pending.append(message)
                 continue
             if message["role"] == "user":
-                for system in reversed(told):
+                for system in reversed(pending):
                     gap = {"type": "text", "text": "\n\n"}
                     message = _as_parts(message, *_parts(system), gap)
-                told = []
+                pending = []
             others.append(message)
-        return [*others, *(_renamed(message, "system", "user") for message in told)]
+        return [*others, *(_renamed(message, "system", "user") for message in pending)]
 
     def _say(self, line: str) -> None:
         """Add a notice once."""
@@ -212,16 +213,16 @@ class ChatTemplate:
             self.notices.append(line)
 
     def mentions(self, name: str) -> bool:
-        """Whether the template has a variable, or a key, of this name."""
+        """Return True if the template has a variable, or a key, of this name."""
         return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
 
     @cached_property
     def _forms(self) -> tuple[bool, bool]:
-        """Whether contents may be texts, and whether they may be lists of typed parts, as in models
-        that see pictures.
+        """Two bools: contents may be texts; contents may be lists of typed parts, as in models that
+        see pictures.
 
         Raises:
-            UsageError: the prompt is the same, whatever the user says.
+            UsageError: the prompt does not depend on the user's messages.
         """
         text = self._changes(lambda words: [_message("user", words)])
         parts = self._changes(lambda words: [_as_parts(_message("user", words))])
@@ -235,7 +236,7 @@ class ChatTemplate:
 
     @cached_property
     def _thinks_in_parts(self) -> bool:
-        """Whether earlier reasoning is a typed part of a content, as Mistral's models have it."""
+        """True if earlier reasoning is a typed part of a content, as for Mistral's models."""
 
         def thought(words: str) -> list[ChatMessage]:
             part = {"type": "thinking", "thinking": words}
@@ -246,17 +247,17 @@ class ChatTemplate:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Whether a system message reaches the prompt."""
+        """True if a system message reaches the prompt."""
         takes = self._changes(lambda words: self._shaped([_message("system", words), *GREETING]))
-        # If not even a question alone is taken, the template itself says what is wrong.
-        return bool(takes) or self._tried(self._shaped(GREETING)) is None
+        # If the template refuses even a single question, its own error says what is wrong.
+        return bool(takes) or self._try_render(self._shaped(GREETING)) is None
 
     @cached_property
     def _knows_developer(self) -> bool:
-        """Whether the template has a place for developers' messages, as gpt-oss has; others write
-        any role, or take any for the assistant's."""
+        """True if the template treats the role "developer" specially, as that of gpt-oss does;
+        others write any role into the prompt, or treat unknown roles as the assistant."""
         known, unknown = (
-            self._tried(self._shaped([_message(role, "a"), *GREETING]))
+            self._try_render(self._shaped([_message(role, "a"), *GREETING]))
             for role in ("developer", "stranger")
         )
         if known is None or unknown is None:
@@ -265,7 +266,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_tool_results(self) -> bool:
-        """Whether what a tool says reaches the prompt, or the template refuses an example of it."""
+        """True if the result of a tool reaches the prompt, or the template refuses an example."""
         call = {"type": "function", "id": "abcdefghi", "function": {"name": "a", "arguments": {}}}
         called = {"role": "assistant", "tool_calls": [call]}
 
@@ -278,19 +279,20 @@ class ChatTemplate:
     def _changes(
         self, example: Callable[[str], Sequence[ChatMessage]], reply: bool = True
     ) -> bool | None:
-        """Whether the prompt changes with a text in an example; None if the template refuses it."""
-        first, second = (self._tried(example(text), reply) for text in _EXAMPLES)
+        """Return True if the prompt changes with a text in an example; None if the template refuses
+        the example."""
+        first, second = (self._try_render(example(text), reply) for text in _EXAMPLES)
         return None if first is None or second is None else first != second
 
-    def _tried(self, messages: Sequence[ChatMessage], reply: bool = True) -> str | None:
-        """The text of an example; None if the template refuses it."""
+    def _try_render(self, messages: Sequence[ChatMessage], reply: bool = True) -> str | None:
+        """Return the text of an example; None if the template refuses it."""
         try:
-            return self._apply(messages, reply)
-        except _RefusedError:
+            return self._render(messages, reply)
+        except _TemplateError:
             return None
 
-    def _apply(self, messages: Sequence[ChatMessage], reply: bool) -> str:
-        """The text of a conversation.
+    def _render(self, messages: Sequence[ChatMessage], reply: bool) -> str:
+        """Return the text of a conversation.
 
         Raises:
             UsageError: the template refuses the messages.
@@ -305,28 +307,28 @@ class ChatTemplate:
             )
         except Exception as error:  # templates raise whatever they like
             why = str(error) or type(error).__name__
-            raise _RefusedError(f"{self._name} refuses this: {why}") from error
+            raise _TemplateError(f"{self._name} refuses this: {why}") from error
         return str(text)
 
 
 def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
-    """Refuse a chat template that is none, without a tokenizer.
+    """Check the chosen chat template without loading a tokenizer.
 
     Args:
         known: the templates in the files of a model, by name.
-        choice: which of them, or which other one.
+        choice: names one of them, or another file.
 
     Raises:
         UsageError: it is broken, or cannot be found.
     """
-    # A tokenizer with code of its own may bring one that no file has.
+    # A tokenizer with custom code may bring a template that no file has.
     if not known and not (choice.name and files.expanded(choice.name).is_file()):
         return
-    _variables(*_find(known, choice))
+    _variables(*_choose(known, choice))
 
 
 def _variables(name: str, source: str) -> set[str]:
-    """The variables that a template reads, but for those that only we set.
+    """Return the variables that a template reads, except those that only we set.
 
     Raises:
         UsageError: it is broken.
@@ -345,9 +347,9 @@ def _variables(name: str, source: str) -> set[str]:
     raise UsageError(f"{name} is broken: {why}; use --raw")
 
 
-def _find(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tuple[str, str]:
-    """A name for messages and the source of a template: the model's of the name that was chosen, a
-    file's, or, as transformers decides, the model's for tools or its default."""
+def _choose(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tuple[str, str]:
+    """Return a description for error messages and the source of the chosen template: one of the
+    model's, a file, or by default, as in transformers, the model's for tools or its default."""
     named = known if isinstance(known, Mapping) else {"default": known} if known else {}
     name, has_tools = choice.name, choice.arguments.get("tools") is not None
     names = ", ".join(sorted(map(str, named)))
@@ -376,13 +378,13 @@ def _message(role: str, content: Any) -> dict[str, Any]:
 
 
 def _renamed(message: ChatMessage, role: str, other: str) -> ChatMessage:
-    """A message with another role, if it has a certain one."""
+    """Return a message with its role changed to `other` if it is `role`."""
     return {**message, "role": other} if message["role"] == role else message
 
 
 def _with_calls(message: ChatMessage) -> ChatMessage:
-    """A message whose calls of tools have arguments as objects, as templates take them; OpenAI's
-    protocol has a text of JSON."""
+    """Return a message whose tool calls have arguments as objects, as templates expect them;
+    OpenAI's protocol has a text of JSON."""
     calls = copy.deepcopy(message.get("tool_calls") or [])
     for call in calls:
         with contextlib.suppress(TypeError, LookupError):
@@ -391,12 +393,12 @@ def _with_calls(message: ChatMessage) -> ChatMessage:
 
 
 def _as_parts(message: ChatMessage, *before: Mapping[str, str]) -> ChatMessage:
-    """A message whose content is a list of typed parts, with others before its own."""
+    """Return a message whose content is a list of typed parts, the parts `before` first."""
     return {**message, "content": [*before, *_parts(message)]}
 
 
 def _as_text(message: ChatMessage) -> ChatMessage:
-    """A message whose content is a text, unless parts of it are something else."""
+    """Return a message with its content as text, unless some parts are not text."""
     parts, typed = _parts(message), isinstance(message.get("content"), list | tuple)
     if not typed or any(part.get("type") != "text" for part in parts):
         return message
@@ -404,12 +406,12 @@ def _as_text(message: ChatMessage) -> ChatMessage:
 
 
 def text_of(message: ChatMessage) -> str:
-    """The text of a message for models without a template."""
+    """Return the text of a message for models without a template."""
     return str(_as_text(message).get("content") or "")
 
 
 def _parts(message: ChatMessage) -> list[Mapping[str, Any]]:
-    """The content of a message as typed parts; messages that call tools may have none."""
+    """Return the content of a message as typed parts; messages that call tools may have none."""
     content = message.get("content")
     if content is None:
         return []

@@ -1,4 +1,4 @@
-"""A conversation as a value, and as a file: its messages, and those that the model still sees."""
+"""Conversations, immutable: messages, the number of those forgotten, and the chat file."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from .chat_template import REASONING_KEYS
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
-"""Room that a reply needs, or an eighth of the context if that is less."""
+"""Free tokens that a reply needs, or an eighth of the context if that is less."""
 FREED = 4
-"""Once messages must be dropped, one part in this many of the context becomes free."""
+"""If messages must be dropped, one FREED-th of the context becomes free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of one side."""
+    """A message of the user or of the model."""
 
     role: Role
     content: str
-    interrupted: bool = False  # whether Ctrl-C, or want of memory, cut it short
-    reasoning: str | None = None  # what a model thought before it said the content
+    interrupted: bool = False  # Ctrl-C, or a lack of memory, cut it short
+    reasoning: str | None = None  # the model's reasoning before the content
 
     def for_template(self) -> dict[str, str]:
-        """Return the message as chat templates take it; they decide about old reasoning."""
+        """Return the message for a chat template, which decides about earlier reasoning."""
         thought = {} if self.reasoning is None else {"reasoning": self.reasoning}
         return {"role": self.role, "content": self.content, **thought}
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in order; every change makes a new conversation, so none can be half done."""
+    """Messages in order; every change makes a new conversation, so none can be half-changed."""
 
     system: str | None = None  # the system message, if there is one
-    messages: tuple[Message, ...] = ()  # all of them, the oldest first
+    messages: tuple[Message, ...] = ()  # the oldest first
     forgotten: int = 0  # the number of oldest messages that the model no longer sees
 
     @property
@@ -61,21 +61,21 @@ class Conversation:
         return self.without_reply().messages[-1].content
 
     def asked(self, text: str) -> Conversation:
-        """Return it with one more message of the user."""
+        """Return the conversation with one more message of the user."""
         return replace(self, messages=(*self.messages, Message("user", text)))
 
     def answered(
         self, text: str, interrupted: bool = False, reasoning: str | None = None
     ) -> Conversation:
-        """Return it with a reply of the model, and the reasoning before that."""
+        """Return the conversation with a reply of the model, and the reasoning before it."""
         reply = Message("assistant", text, interrupted, reasoning or None)
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
-        """Return it up to the user's last message, which waits for a reply again.
+        """Return the conversation up to the user's last message, without the reply to it.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no message of the user.
         """
         kept = len(self.messages)
         while kept and self.messages[kept - 1].role == "assistant":
@@ -85,22 +85,22 @@ class Conversation:
         return self._cut(kept)
 
     def without_exchange(self) -> Conversation:
-        """Return it without the user's last message and the reply to it; errors as for
-        `without_reply`."""
+        """Return the conversation without the user's last message and the reply to it; errors as
+        for `without_reply`."""
         return self._cut(len(self.without_reply().messages) - 1)
 
     def _cut(self, kept: int) -> Conversation:
-        # When nothing else is left, there is room again for what was forgotten.
+        # If only forgotten messages are left, there is room for them again.
         forgotten = self.forgotten if self.forgotten < kept else 0
         return replace(self, messages=self.messages[:kept], forgotten=forgotten)
 
     def with_room(self, count: Callable[[Conversation], int], limit: int) -> Conversation | None:
         """Return the conversation itself if it leaves room for a reply, else one that forgets more.
 
-        The model has to read the rest again after that, so it frees room for several replies.
+        Forgetting frees room for several replies, because the model must read the rest again.
 
         Args:
-            count: tokens of a conversation.
+            count: returns the number of tokens of a conversation.
             limit: tokens of the context.
 
         Returns:
@@ -121,12 +121,12 @@ class Conversation:
         return fitting
 
     def for_template(self) -> list[dict[str, str]]:
-        """Return the messages that the model sees, as chat templates take them."""
+        """Return the messages that the model sees, for a chat template."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *(message.for_template() for message in self.seen)]
 
     def as_markdown(self, model: str) -> str:
-        """Return all messages as a page for people."""
+        """Return all messages as a Markdown page."""
         parts = [f"# A chat with {model}"]
         if self.system is not None:
             parts.append(f"## System\n\n{self.system}")
@@ -135,7 +135,7 @@ class Conversation:
         return "\n\n".join(parts) + "\n"
 
     def as_json(self, model: str) -> str:
-        """Return the text of its chat file; `model` is a name for people."""
+        """Return the text of the chat file; `model` is the model's display name."""
         return ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
 
 
@@ -147,14 +147,14 @@ def as_parts(content: Any) -> Any:
 
 
 class TextPart(BaseModel):
-    """A part of a content; only text can be read."""
+    """A content part in OpenAI's form; only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class Function(BaseModel):
-    """The function of a call, with its arguments as an object, or as the JSON of one."""
+    """The function of a call, with its arguments as an object or as JSON."""
 
     name: Annotated[str, Field(min_length=1)]
     arguments: str | dict[str, Any] = "{}"
@@ -168,8 +168,8 @@ class Call(BaseModel):
     function: Function
 
 
-class GivenMessage(BaseModel):
-    """A message in OpenAI's form, of a file or a program; other keys go to the chat template."""
+class OpenAIMessage(BaseModel):
+    """A message in OpenAI's form, from a file or a program; other keys go to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -177,12 +177,12 @@ class GivenMessage(BaseModel):
     content: Annotated[list[TextPart], BeforeValidator(as_parts)] | None = None
     reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
     tool_calls: list[Call] | None = None
-    function_call: None = None  # an older form of them, which is refused
+    function_call: None = None  # an older form of `tool_calls`, which is refused
     tool_call_id: str | None = None
     name: str | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> GivenMessage:
+    def _says_something(self) -> OpenAIMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError("its content must be text, or a list of parts")
         return self
@@ -193,10 +193,10 @@ class GivenMessage(BaseModel):
         return "".join(part.text for part in self.content or ())
 
 
-def for_template(messages: Sequence[GivenMessage]) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them; results of tools get the names of those."""
-    names: dict[str | None, str] = {}  # of the tools that were called, by the ids of the calls
-    shown = []
+def for_template(messages: Sequence[OpenAIMessage]) -> list[dict[str, Any]]:
+    """Return messages for a chat template; results of tools get the names of their tools."""
+    names: dict[str | None, str] = {}  # tool names by call id
+    converted = []
     for message in messages:
         calls = message.tool_calls or []
         names |= {call.id: call.function.name for call in calls}
@@ -209,23 +209,23 @@ def for_template(messages: Sequence[GivenMessage]) -> list[dict[str, Any]]:
             "tool_call_id": message.tool_call_id,
             "name": message.name or names.get(message.tool_call_id or ""),
         }
-        shown.append({key: value for key, value in values.items() if value is not None})
-    return shown
+        converted.append({key: value for key, value in values.items() if value is not None})
+    return converted
 
 
 class ChatFile(BaseModel):
-    """The JSON of a chat that was saved or kept."""
+    """The JSON of a saved chat."""
 
     format: Literal["lade-chat"] = "lade-chat"
     version: Literal[1] = 1
-    model: str = ""  # that it was held with last, as it was named
+    model: str = ""  # the name of the model that gave the last reply
     system: str | None = None
     forgotten: NonNegativeInt = 0
     messages: tuple[Message, ...]
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation in it."""
+        """The conversation in the file."""
         return Conversation(self.system, self.messages, min(self.forgotten, len(self.messages)))
 
 
@@ -233,7 +233,7 @@ def from_json(text: str) -> ChatFile:
     """Read the text of a chat file.
 
     Raises:
-        ValueError: it is no chat file of this version; the message says what is wrong.
+        ValueError: the text is not a chat file of this version; the message says why.
     """
     try:
         return ChatFile.model_validate_json(text)

@@ -1,4 +1,4 @@
-"""A row of a suite, and the conversation that is held by it: the user's side is known before."""
+"""A row of a suite, and its conversation: the user's messages are known in advance."""
 
 from __future__ import annotations
 
@@ -19,62 +19,63 @@ if TYPE_CHECKING:
     from .text import TextDelta
 
 MARKUP = 32
-"""Tokens that a chat template adds to a turn at most, for estimates of room."""
+"""Upper estimate of the tokens that a chat template adds to a turn."""
 MORE_ROOM = "allow fewer new tokens, raise --max-context, or give shorter prompts"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A conversation until now, and the messages that the user will send."""
+    """The start of a conversation, and the messages that the user will send."""
 
     id: str  # unique in a suite
     category: str
     turns: tuple[str, ...] = ()  # the user's texts, none blank
-    start: tuple[ChatMessage, ...] = ()  # messages before; without turns, they want an answer
+    start: tuple[ChatMessage, ...] = ()  # earlier messages; without turns, these are answered
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of the template, such as tools
-    suffix: str | None = None  # what comes after the answer, which fills in the middle
+    suffix: str | None = None  # the text after the answer, for fill-in-the-middle
 
     @property
     def answers(self) -> int:
-        """How many answers there are."""
+        """The number of answers."""
         return max(len(self.turns), 1)
 
     @property
     def is_conversation(self) -> bool:
-        """Whether there is more to it than one text to answer, or to continue."""
+        """True if the row is more than one text to answer or to continue."""
         return len(self.start) + len(self.turns) > 1 or bool(self.arguments)
 
     @property
     def only_for_templates(self) -> list[str]:
-        """The names of what would be lost without a chat template."""
+        """The names of the fields that would be lost without a chat template."""
         calls = ["tool_calls"] if any("tool_calls" in message for message in self.start) else []
         return [*self.arguments, *calls]
 
     @property
     def has_system(self) -> bool:
-        """Whether it has a system message of its own."""
+        """True if the row has a system message of its own."""
         return any(message["role"] in ("system", "developer") for message in self.start)
 
     def begun(self, system: str | None) -> list[ChatMessage]:
-        """Return the messages before the first turn; `system` is for rows without one."""
+        """Return the messages before the first turn; `system` is for rows without a system
+        message."""
         if system is None or self.has_system:
             return [*self.start]
         return [{"role": "system", "content": system}, *self.start]
 
 
 class Dialogue:
-    """One conversation, held turn by turn.
+    """One conversation, run turn by turn.
 
     Args:
-        session: the model at work.
-        row: what was said before, and the user's turns.
-        system: message for a row that has none of its own.
-        template: puts it into words; None for texts to continue.
-        new_tokens: the room that the context must have after each turn.
+        session: of the model.
+        row: the earlier messages, and the user's turns.
+        system: the system message for a row without one.
+        template: the chat template; None for texts to continue.
+        new_tokens: tokens that must fit into the context after each prompt.
 
     Attributes:
-        template: the same, with the row's own arguments.
-        cut: why it ended before one of its turns; None if it did not.
+        template: the chat template, with the row's own arguments.
+        cut: the reason why the conversation ended early; None if it did not.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ class Dialogue:
         self._start = row.begun(system)
 
     def hold(self, answer: Callable[[int, list[int]], TextDelta | None]) -> None:
-        """Hold the conversation, up to a turn that the context has no room for.
+        """Run the conversation, up to a turn that the context has no room for.
 
-        `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns
-        what the model said; None ends the conversation.
+        `answer` takes the number of the turn, starting at 1, and the ids of its prompt, and returns
+        the model's answer; None ends the conversation.
         """
         talk = self._start + self._question(0)
         for number in range(1, self._row.answers + 1):
@@ -108,10 +109,10 @@ class Dialogue:
                 which = f"turn {number}: " if self._row.answers > 1 else ""
                 self.cut = f"{which}{error}"
                 return
-            said = answer(number, ids)
-            if said is None:
+            output = answer(number, ids)
+            if output is None:
                 return
-            reply = Message("assistant", said.text, reasoning=said.reasoning or None)
+            reply = Message("assistant", output.text, reasoning=output.reasoning or None)
             talk.append(reply.for_template())
             talk += self._question(number)
 
@@ -128,12 +129,12 @@ class Dialogue:
         return array("q", self._encoded(self._start + self._question(0)))
 
     def _question(self, turn: int) -> list[ChatMessage]:
-        """Return the user's message of a turn, if the row has it."""
+        """Return the user's message of a turn; an empty list after the last turn."""
         return [{"role": "user", "content": text} for text in self._row.turns[turn : turn + 1]]
 
     @property
     def room(self) -> int:
-        """Estimated tokens of the longest prompt and its answer."""
+        """The estimated number of tokens of the longest prompt and its answer."""
         later = sum(len(self._session.encode(text)) + MARKUP for text in self._row.turns[1:])
         needed = len(self.first()) + later + self._row.answers * self._new_tokens
         return min(needed, self._session.decoder.max_context)
@@ -146,7 +147,7 @@ class Dialogue:
         else:
             ids = self._session.encode_chat(talk, self.template)
         room = self._session.decoder.max_context
-        # That there is no room for a single token is the decoder's to say.
+        # `check_prompt` reports a prompt that leaves no room at all.
         if self._new_tokens > max(1, room - len(ids)):
             raise PromptError(
                 f"the prompt has {len(ids):,} tokens, which with an answer of {self._new_tokens:,}"

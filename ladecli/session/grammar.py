@@ -15,18 +15,18 @@ from ..errors import LadeError, UsageError, one_line
 from .reasoning import answer_marks
 
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""How JSON is written.  With white space as the model likes it few tokens are forced, and small
-models write blanks without end."""
+"""JSON separators, fixed: with flexible white space few tokens are forced, and small models write
+blanks without end."""
 
 TAIL = 16
-"""Tokens before a path in which the mark that ends the reasoning may begin."""
+"""Tokens before a path in which the end mark of the reasoning may begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer may be; see `from_schema` and `from_lark`."""
+    """The grammar of an answer; see `from_schema` and `from_lark`."""
 
-    text: str  # as llguidance reads it
+    text: str  # in llguidance's form
 
     @classmethod
     def from_schema(cls, schema: str | Mapping[str, Any]) -> Grammar:
@@ -36,7 +36,7 @@ class Grammar:
             schema: as JSON, a dict or a pydantic model; `{"type": "object"}` is any object.
 
         Raises:
-            UsageError: it is no schema, llguidance cannot compile it, or is not installed.
+            UsageError: the schema is not JSON, llguidance cannot compile it or is not installed.
         """
         if hasattr(schema, "model_json_schema"):
             schema = schema.model_json_schema()
@@ -53,7 +53,7 @@ class Grammar:
 
     @classmethod
     def from_lark(cls, text: str) -> Grammar:
-        """Return the grammar of a text in Lark's form, or in GBNF as llama.cpp has it.
+        """Return the grammar of a text in Lark's form, or in llama.cpp's GBNF.
 
         Raises:
             UsageError: llguidance cannot compile it, or is not installed.
@@ -63,7 +63,7 @@ class Grammar:
 
         try:
             lark = any_to_lark(text)
-        except Exception as error:  # its parser raises what it likes
+        except Exception as error:  # its parser raises exceptions of any type
             raise UsageError(_unusable("grammar", str(error))) from None
         return cls._checked(_library().LLMatcher.grammar_from_lark(lark), "grammar")
 
@@ -83,7 +83,7 @@ def grammar_of(schema: str | None, grammar: str | None) -> Grammar | None:
         grammar: the name of a file.
 
     Raises:
-        UsageError: a file cannot be read, or does not hold what it should.
+        UsageError: a file cannot be read, or holds no valid schema or grammar.
     """
     if schema is not None:
         written = schema.lstrip().startswith("{")
@@ -111,7 +111,7 @@ def _library() -> Any:
 
 
 def grammar_tokenizer(tokenizer: Any, vocabulary: int, stop_ids: Collection[int]) -> Any:
-    """Return what llguidance has to know of a tokenizer; it takes a second to make.
+    """Return llguidance's form of a tokenizer, which takes about a second to build.
 
     Args:
         tokenizer: of transformers.
@@ -133,37 +133,39 @@ def grammar_tokenizer(tokenizer: Any, vocabulary: int, stop_ids: Collection[int]
 
 
 class AnswerGrammar:
-    """Follows an answer by a grammar; a `decoder.grammar.Grammar`.
+    """The grammar's state along an answer; a `decoder.grammar.Grammar`.
 
-    Where the model reasons, the grammar begins after the reasoning.
+    If the model reasons, the grammar begins after the reasoning.
 
     Args:
         grammar: of the answer.
-        known: the tokenizer, as `grammar_tokenizer` returned it.
-        tokenizer: of transformers, which finds the end of the reasoning; None without a template.
+        matcher_tokenizer: returned by `grammar_tokenizer`.
+        tokenizer: of transformers, to find the end of the reasoning; None without a template.
         prompt: the ids before the answer.
 
     Raises:
-        UsageError: the grammar is none for this tokenizer.
+        UsageError: the grammar does not work with this tokenizer.
     """
 
-    def __init__(self, grammar: Grammar, known: Any, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self._matcher = _library().LLMatcher(known, grammar.text, log_level=0)
+    def __init__(
+        self, grammar: Grammar, matcher_tokenizer: Any, tokenizer: Any, prompt: Sequence[int]
+    ) -> None:
+        self._matcher = _library().LLMatcher(matcher_tokenizer, grammar.text, log_level=0)
         if self._matcher.is_error():
             raise UsageError(_unusable("grammar", self._matcher.get_error()))
-        self._path: list[int] = []  # what the matcher has taken after the committed text
+        self._path: list[int] = []  # tokens in the matcher after the committed text
         self._sets: dict[tuple[int, ...], TokenSet | None] = {}
-        # The reasoning: its tokens so far, what ends it, and what it may begin with.
+        # The reasoning: its tokens so far, its end marks, and its first tokens.
         self._tokenizer, self._reasoning = tokenizer, list[int]()
         self._end, self._starts = (
             (None, {}) if tokenizer is None else answer_marks(tokenizer, prompt)
         )
 
     def commit(self, token: int) -> bool:
-        """Take a token that joins the text; return whether it ends the text.
+        """Add a token to the text; return True if it ends the text.
 
         Raises:
-            LadeError: the grammar forbids it.
+            LadeError: the grammar forbids the token.
         """
         constrained = self._constrained([token])
         if not self._go(constrained or ()):
@@ -189,7 +191,7 @@ class AnswerGrammar:
         """See `decoder.grammar.Grammar`.
 
         Raises:
-            LadeError: the grammar takes too much to follow.
+            LadeError: the grammar exceeds llguidance's limits.
         """
         key = tuple(path)
         if key not in self._sets:
@@ -205,8 +207,8 @@ class AnswerGrammar:
         return self._sets[key]
 
     def _constrained(self, path: Sequence[int]) -> Sequence[int] | None:
-        """Return what of a path the grammar is about: what comes after the reasoning; None where
-        that goes on."""
+        """Return the part of a path after the reasoning, to which the grammar applies; None if the
+        reasoning goes on."""
         end = self._end or (self._starts.get(path[0]) if path else None)
         if end is None:
             return path
@@ -216,14 +218,15 @@ class AnswerGrammar:
             tokens = [*tail, *path[:count]]
             return bool(re.search(end, self._tokenizer.decode(tokens, skip_special_tokens=False)))
 
-        if not ended(len(path)):  # as mostly
+        if not ended(len(path)):  # the usual case
             return None
         return path[next(filter(ended, range(1, len(path) + 1))) :]
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Have the matcher take a path after the committed text; return whether it may."""
+        """Move the matcher to a path after the committed text; return False if the grammar forbids
+        the path."""
         common = common_prefix(path, self._path)
         self._matcher.rollback(len(self._path) - common)
-        taken = self._matcher.try_consume_tokens([*path[common:]])
-        self._path = [*path[: common + taken]]
+        consumed = self._matcher.try_consume_tokens([*path[common:]])
+        self._path = [*path[: common + consumed]]
         return len(self._path) == len(path)

@@ -1,4 +1,4 @@
-"""From a request to a session that is ready to answer: for commands, ranks and programs alike."""
+"""Open the session that a request asks for, in one process or with ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..models.find import ModelFiles, find
 from ..options.drafting import DraftOptions
 from ..view.terminal import Terminal
 from .chat_template import check_template
-from .place import assign_device, find_place
+from .rank_info import assign_device, find_rank
 from .setup import check_device, check_options, decide
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .session import Session, Settings
 
 Loader: TypeAlias = "Callable[[DistributedTransport | None], Session]"
-"""Loads a planned model; each rank of several passes it its connection to the others."""
+"""Loads a planned model; each of several ranks passes its connection to the others."""
 _SILENT = Terminal(quiet=True)
 
 
@@ -45,11 +45,11 @@ def open_session(
     """Open a session of one process.
 
     Args:
-        options: which model, where it goes and how its steps are run; checked.
+        options: checked options for the model, its device and its steps.
         terminal: shows progress and notices.
-        drafts: how they are made; as the profile has it by default.
-        template: of all prompts, if they have one: a broken one is refused early.
-        bars: whether a download shows its progress where nothing else does.
+        drafts: options for drafts; the profile's by default.
+        template: the prompts' chat template, if any; a broken one is refused early.
+        bars: True if a download shows its progress although the terminal is quiet.
 
     Raises:
         LadeError, DecoderError: the model cannot be loaded or decoded; the message says why.
@@ -67,10 +67,10 @@ def open_session(
 def open_with_ranks(request: RankedOptions, terminal: Terminal) -> Iterator[Session]:
     """Open a session with as many ranks as the request asks for, which end with it.
 
-    Arguments and errors are as for `open_session`; RankError if ranks do not find each other.
+    Arguments and errors are as for `open_session`; RankError if ranks cannot connect.
     """
-    place = find_place(request)  # what ranks cannot do has nothing to do with this machine
-    if place.size == 1:
+    info = find_rank(request)  # first, since its checks do not depend on this machine
+    if info.size == 1:
         yield open_session(request, terminal, request, request)
         return
     from . import parallel
@@ -79,11 +79,11 @@ def open_with_ranks(request: RankedOptions, terminal: Terminal) -> Iterator[Sess
         began = time.perf_counter()
         with terminal.progress(f"starting {request.name}"):
             files = check(request, request)
-            notices = parallel.check_number(request, place)
-            ranks = stack.enter_context(parallel.start_ranks(request, place, plan_rank))
-            own = assign_device(request, place)
-        # What is wrong with the request is reported before other ranks are waited for.
-        load = plan_rank(own, place.local_size, terminal, files)
+            notices = parallel.check_number(request, info)
+            ranks = stack.enter_context(parallel.start_ranks(request, info, plan_rank))
+            own = assign_device(request, info)
+        # Errors in the request are reported before waiting for the other ranks.
+        load = plan_rank(own, info.local_size, terminal, files)
         terminal.say(*notices)
         with terminal.progress("starting the other ranks"):
             parallel.connect(ranks, own)
@@ -99,7 +99,7 @@ def plan_rank(
     files: ModelFiles | None = None,
 ) -> Loader:
     """Return a function that loads the session of one of several ranks, of which `local_size` share
-    this machine; `files` are those that `check` found."""
+    this machine; `files` come from `check`."""
     with terminal.progress(f"starting {request.name}"):
         files = files or find(request)
         _import_libraries()
@@ -115,16 +115,16 @@ def _plan(
     local_size: int | None = None,
     bars: bool = False,
 ) -> _Plan:
-    """Read the configuration of a model, and plan how it is loaded.
+    """Read the configuration of a model, and plan its load.
 
-    The model is `split` over ranks; without a `local_size` there are none.  Other arguments are as
-    for `open_session`.
+    The model is `split` over ranks; a `local_size` of None means one process.  Other arguments are
+    as for `open_session`.
     """
     from ..models.describe import describe
     from ..models.fit import fit
 
     bars = sys.stderr.isatty() and (bars or not terminal.quiet)
-    # A download shows bars, which a spinner would spoil.
+    # A spinner would overwrite the bars of a download.
     line = f"loading {files.base}" if files.folder is not None else None
     with terminal.progress(line):
         planned = fit(describe(files, progress=bars), options, split)
@@ -139,15 +139,15 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A model that can be loaded; of several ranks, `local_size` share this machine."""
+    """A model that is ready to load; of several ranks, `local_size` share this machine."""
 
     options: SessionOptions
     drafts: DraftOptions
     terminal: Terminal
     planned: PlannedModel
-    line: str | None  # says what is loaded; None where a download shows it
+    line: str | None  # names what is loaded; None if a download shows it
     local_size: int
-    bars: bool  # whether a download shows its progress
+    bars: bool  # a download shows its progress
 
     def load(self, ranks: DistributedTransport | None = None) -> Session:
         """Load the model; each of several ranks calls this."""
@@ -176,7 +176,7 @@ class _Plan:
                 say(f"preparing the weights: {share}")
 
             session = Session(loaded, setup, on_layer)
-            # Other ranks take what the leader measures, and no rank can run a split model alone.
+            # Other ranks use the leader's measurement, and no rank can run a split model alone.
             measures = not ranks or (ranks.rank == 0 and not split)
             if self.drafts.strategy == "lookahead" and measures:
                 say("measuring steps")
@@ -188,7 +188,7 @@ class _Plan:
 
 
 def check(options: SessionOptions, template: TemplateOptions | None = None) -> ModelFiles:
-    """Find a model and refuse what cannot be, before torch is imported, which takes seconds.
+    """Find a model and check the options that need no torch, whose import takes seconds.
 
     Raises:
         LadeError, ConfigError: with a line for the user.
@@ -197,7 +197,7 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> M
     if (here := device.predict_device(options.device)) is not None:
         check_options(options, here)
     if template is not None and (known := files.chat_templates()) is not None:
-        # Only of a GGUF file it is clear that nothing else brings a template.
+        # Only for a GGUF file is it certain that no other file brings a template.
         unsure = files.header is None or files.tokenizer is not None
         if (choice := template.template(bool(known) or unsure)) is not None:
             check_template(known, choice)
@@ -205,20 +205,20 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> M
 
 
 def _import_libraries() -> None:
-    """Import torch, transformers and what stands on them, which takes seconds."""
+    """Import torch, transformers and our modules that use them, which takes seconds."""
     device.set_variables()
     first = "torch" not in sys.modules
     for name in ("..models.load", ".session"):
         import_module(name, __package__)
     if first:
-        gc.freeze()  # modules stay: the garbage collector need not look at them again
+        gc.freeze()  # modules stay, so the garbage collector need not scan them again
 
 
 def limited(
     request: AnswerOptions, settings: Settings, session: Session, prompt: Sequence[int]
 ) -> Settings:
-    """Return the settings for a prompt: unless the user set a limit of new tokens, the model's own
-    limit holds if it is lower than the default."""
+    """Return the settings for a prompt: without a limit of new tokens by the user, the model's own
+    limit applies if it is lower than the default."""
     own = session.loaded.defaults.length_limit(len(prompt))
     if own is None or "max_new_tokens" in request.origins:
         return settings
@@ -232,13 +232,13 @@ def settings_of(
     sampling: SamplingConfig,
     template: TemplateChoice | None = None,
 ) -> Settings:
-    """Return how to decode one answer; sampling that needs a seed and has none draws one.
+    """Return the settings of one answer; a missing seed for sampling is drawn.
 
     Args:
         request: of the user.
         choice: the profile's settings.
-        sampling: the defaults for what the request leaves open.
-        template: of the conversation; None if texts are continued as they are.
+        sampling: defaults for settings that the request leaves open.
+        template: of the conversation; None for texts to continue.
     """
     from .session import Settings
 

@@ -1,9 +1,9 @@
-"""Ranks as processes: how they start, agree, follow and end.  Importing this imports no torch.
+"""Ranks as processes: starting them, comparing their settings, following the leader, and ending.
 
 Rank 0 is the *leader*, which alone reads, prints and writes files; the others are *followers*.
-Those of `--parallel K` are processes of their own.  torch's launcher was tried in their place: its
-first Ctrl-C ends the launcher and with it a chat, whose ranks it had put into sessions without a
-terminal; and an exit code of 2 came out as 1, below a report of thirty lines.
+`--parallel K` starts them without torch's launcher, whose first Ctrl-C ends a chat, whose ranks
+have no terminal, and which turns exit code 2 into 1 below a report of thirty lines.  Importing this
+module imports no torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..errors import LadeError, UsageError, describe_error
 from ..models import device
 from ..options.answer import RankedOptions
 from ..view.terminal import handling
-from .place import Place, assign_device, find_place, read_torchrun
+from .rank_info import RankInfo, assign_device, find_rank, read_torchrun
 
 if TYPE_CHECKING:
     from ..decoder.drafting.store import DraftStore
@@ -43,17 +43,19 @@ if TYPE_CHECKING:
     from .session import Session, Settings
 
 Planner = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]
-"""Plans how to load a request's model, one of N on this machine; what it returns loads it."""
+"""Takes a request and the number of ranks on this machine; returns a function that loads the
+model."""
 _TRIAL_RANKS = 8
-"""Ranks that may share a device, to try out what a machine with GPUs does."""
+"""The most ranks that may share a device, which is only for trying them out."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _EXIT_DELAY = 2.0
-"""Seconds until a rank that failed ends, and torchrun all others: the leader reports first."""
+"""Seconds that a failed rank waits before it exits, after which torchrun ends all ranks: the leader
+reports first."""
 _PER_RANK_OPTIONS = {
     *("system", "memory", "draft_text", "color", "stats", "trace", "quiet"),
     *("offline", "origins", "parallel", "device"),
 }
-"""Options that only the leader acts on, and those that are made each rank's own."""
+"""Options that only the leader uses, and options that differ between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Order:
 
     prompt: tuple[int, ...]  # token ids
     settings: Settings
-    drafts: DraftStore | None  # the leader's; None where the follower has learned the same
+    drafts: DraftStore | None  # the leader's; None if the follower has learned the same
 
 
 # The leader.
@@ -70,32 +72,32 @@ class Order:
 
 @contextlib.contextmanager
 def start_ranks(
-    request: RankedOptions, place: Place, plan: Planner
+    request: RankedOptions, info: RankInfo, plan: Planner
 ) -> Iterator[DistributedTransport]:
     """Lead as many ranks as the request asks for, or as torchrun started.
 
-    They start while the caller prepares, and `connect` waits for them.  However the block ends,
-    the followers end with it.
+    They start while the caller prepares, and `connect` waits for them.  The followers always end
+    with the block.
 
     Args:
         request: of the user, checked.
-        place: of this process, the first of several.
-        plan: how followers plan theirs; a function of a module, which they import.
+        info: of this process, the first of several.
+        plan: plans the followers' loads; a module-level function, which they import.
 
     Raises:
         RankError: a rank failed.
     """
     with contextlib.ExitStack() as stack:
         rendezvous, failure = "env://", None
-        if not place.launched:
-            _set_variables(place)
+        if not info.launched:
+            _set_variables(info)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
             rendezvous = (Path(folder) / "ranks").as_uri()
-            followers = _start_processes(place, (request, plan, rendezvous, folder))
+            followers = _start_processes(info, (request, plan, rendezvous, folder))
             failure = stack.enter_context(followers)
         from ..decoder.ranks.transport import DistributedTransport
 
-        ranks = DistributedTransport(place.rank, place.size, rendezvous, failure)
+        ranks = DistributedTransport(info.rank, info.size, rendezvous, failure)
         stack.callback(ranks.close)
         yield ranks
 
@@ -104,9 +106,9 @@ class Followers:
     """The followers of a leader that has joined them.
 
     Args:
-        ranks: how to reach them.
+        ranks: the connection to them.
         executor: runs the steps of all of them.
-        split: whether each holds a part of the model, so that every answer needs all of them.
+        split: True if each rank holds a part of the model, so that every answer needs all ranks.
     """
 
     def __init__(self, ranks: DistributedTransport, executor: Ranks, *, split: bool) -> None:
@@ -123,18 +125,18 @@ class Followers:
             raise self._ranks.lose(f"{self._ranks.other} ended; torchrun's summary tells how")
 
     def drafts_changed(self) -> None:
-        """Send all drafts again with the next answer: they learned what no answer taught."""
+        """Send all drafts again with the next answer: they learned from more than answers."""
         self._known = None
 
     def takes_part(self, settings: Settings) -> bool:
-        """Whether an answer is decoded by all ranks, or by the leader alone."""
+        """Return True if all ranks decode an answer, False if the leader does alone."""
         return self._split or settings.strategy == "lookahead"
 
     @contextlib.contextmanager
     def answering(
         self, prompt: Sequence[int], settings: Settings, drafts: DraftStore
     ) -> Iterator[None]:
-        """Let the followers decode an answer while the leader does.
+        """Let the followers decode an answer together with the leader.
 
         Raises:
             RankError: a rank is gone.
@@ -154,7 +156,7 @@ class Followers:
             if self._executor.begun == begun:  # followers wait for an answer that does not begin
                 lost = "an answer was interrupted before it began; start the ranks again"
                 raise self._ranks.lose(lost) from error
-            # A sum that ranks of a split model compute together breaks off where one has ended.
+            # An all-reduce of a split model fails if one of the ranks has ended.
             if isinstance(error, RuntimeError) and (rank_error := self._ranks.explain()):
                 raise rank_error from error
             raise
@@ -163,15 +165,15 @@ class Followers:
 
 @contextlib.contextmanager
 def _start_processes(
-    place: Place, task: tuple[RankedOptions, Planner, str, str]
+    info: RankInfo, task: tuple[RankedOptions, Planner, str, str]
 ) -> Iterator[Callable[[], str | None]]:
-    """The processes of ranks 1 to K - 1, which end with the block, or when the leader is killed.
+    """Start ranks 1 to K - 1, which end with the block, or when the leader is killed.
 
     Args:
-        task: what each of them is given, see `_run_child`.
+        task: arguments for `_run_child`.
 
     Yields:
-        A function that describes how the first one ended; None while all run.
+        A function that describes how the first one ended; it returns None while all run.
     """
     spawn = multiprocessing.get_context("spawn")
     last_words, theirs = spawn.Pipe(duplex=False)
@@ -191,8 +193,8 @@ def _start_processes(
         # Followers inherit both.  Python has the current folder on its path when it starts them,
         # and would run a file `re.py` there; this folder is empty.
         with handling(signal.SIG_IGN, signal.SIGINT), _inside(task[-1]) as here:
-            for rank in range(1, place.size):
-                arguments = replace(place, rank=rank, local_rank=rank), *task, here, theirs
+            for rank in range(1, info.size):
+                arguments = replace(info, rank=rank, local_rank=rank), *task, here, theirs
                 process = spawn.Process(target=_run_child, args=arguments, daemon=True)
                 process.start()
                 followers.append(process)
@@ -205,7 +207,7 @@ def _start_processes(
 
 @contextlib.contextmanager
 def _inside(folder: str) -> Iterator[str]:
-    """Let a folder be the current one within a block, which gets the name of the other."""
+    """Change to a folder within a block, and yield the name of the previous one."""
     before = os.getcwd()
     os.chdir(folder)
     try:
@@ -214,32 +216,31 @@ def _inside(folder: str) -> Iterator[str]:
         os.chdir(before)
 
 
-def check_number(request: RankedOptions, place: Place) -> list[str]:
-    """Refuse with a UsageError more ranks than are useful here; a notice where they share a
-    device."""
-    # Without torch where that will do: it takes its threads from variables that are not set yet.
+def check_number(request: RankedOptions, info: RankInfo) -> list[str]:
+    """Return a notice if ranks share a device; raise a UsageError if there are too many."""
+    # Without torch if possible, since torch reads its thread variables, not set yet, on import.
     kind = (device.predict_device(request.device) or device.detect(request.device)).kind
     if kind == "cuda":
         return []
-    if not place.launched and place.size > _TRIAL_RANKS:
+    if not info.launched and info.size > _TRIAL_RANKS:
         raise UsageError(
-            f"--parallel {place.size} asks for as many processes without GPUs of their own; use at"
+            f"--parallel {info.size} asks for as many processes without GPUs of their own; use at"
             f" most {_TRIAL_RANKS}"
         )
     line = (
-        f"{place.local_size} ranks share one device: good for trying it out, not for speed; the"
+        f"{info.local_size} ranks share one device: good for trying it out, not for speed; the"
         " speed-up that is shown is over plain steps of the same ranks"
     )
-    return [line] if place.local_size > 1 else []
+    return [line] if info.local_size > 1 else []
 
 
-def _set_variables(place: Place) -> None:
-    """Set what torchrun would for rank 0, and followers inherit."""
-    size = str(place.size)
+def _set_variables(info: RankInfo) -> None:
+    """Set the variables that torchrun would set for rank 0; followers inherit them."""
+    size = str(info.size)
     os.environ |= {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(device.cores() // place.size, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(device.cores() // info.size, 1)))
     device.set_variables()
-    # Otherwise gloo asks for the machine's name, which may lead elsewhere.
+    # Otherwise gloo resolves the host name, which may give another machine's address.
     if loopback := _LOOPBACK.get(sys.platform):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
@@ -248,20 +249,20 @@ def _set_variables(place: Place) -> None:
 
 
 def follow(request: RankedOptions, plan: Planner) -> int:
-    """Be a follower that the user's own torchrun started, and return the exit code."""
-    place = find_place(request)
+    """Run a follower that the user's own torchrun started, and return the exit code."""
+    info = find_rank(request)
     try:
-        _follow(place, request, plan, "env://")
+        _follow(info, request, plan, "env://")
     except BaseException as error:
-        if not isinstance(error, RankError):  # those are the leader's to report
-            print(f"lade: rank {place.rank} failed: {describe_error(error)}", file=sys.stderr)
+        if not isinstance(error, RankError):  # the leader reports those
+            print(f"lade: rank {info.rank} failed: {describe_error(error)}", file=sys.stderr)
         time.sleep(_EXIT_DELAY)
         return LadeError.exit_code
     return 0
 
 
 def _run_child(
-    place: Place,
+    info: RankInfo,
     request: RankedOptions,
     plan: Planner,
     rendezvous: str,
@@ -269,13 +270,13 @@ def _run_child(
     here: str,
     last_words: Connection,
 ) -> None:
-    """Be a follower that the leader started, and end the process.
+    """Run a follower that the leader started, and end the process.
 
     Args:
-        rendezvous: URL where the ranks find each other.
-        folder: the leader's; deleted should the leader be killed.
+        rendezvous: URL at which the ranks connect.
+        folder: the leader's; deleted if the leader is killed.
         here: the current folder.
-        last_words: takes this rank's number and why it failed.
+        last_words: receives this rank's number and the reason of its failure.
     """
     os.chdir(here)
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -291,34 +292,34 @@ def _run_child(
 
     ending = threading.Thread(target=end_with_leader, daemon=True)
     ending.start()
-    os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
+    os.environ |= {"RANK": str(info.rank), "LOCAL_RANK": str(info.local_rank)}
     try:
-        _follow(place, request, plan, rendezvous)
+        _follow(info, request, plan, rendezvous)
     except BaseException as error:
         if not isinstance(error, RankError):
-            last_words.send((place.rank, describe_error(error)))
+            last_words.send((info.rank, describe_error(error)))
             os._exit(1)
-    ending.join()  # the leader ends this process; where it is gone, `end_with_leader` does
+    ending.join()  # the leader ends this process; if it is gone, `end_with_leader` does
 
 
-def _follow(place: Place, request: RankedOptions, plan: Planner, rendezvous: str) -> None:
-    """Decode what the leader decodes until it ends."""
+def _follow(info: RankInfo, request: RankedOptions, plan: Planner, rendezvous: str) -> None:
+    """Decode the leader's answers until it ends."""
     # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from ..decoder.ranks.transport import DistributedTransport
 
-    ranks = DistributedTransport(place.rank, place.size, rendezvous)
-    request = assign_device(request, place)
-    load = plan(request, place.local_size)
+    ranks = DistributedTransport(info.rank, info.size, rendezvous)
+    request = assign_device(request, info)
+    load = plan(request, info.local_size)
     connect(ranks, request)
     session = load(ranks)
     while True:
         try:
-            # A leader that was broken off in the last step of an answer, which has ended here, says
-            # so before it asks for another one.
+            # A leader that is interrupted in the last step of an answer, which has ended here,
+            # sends that before its next order.
             while not isinstance(order := ranks.gather(None)[0], Order):
                 pass
-        except RankError:  # the leader has ended, and its exit code tells how
+        except RankError:  # the leader has ended
             return
         if order.drafts is not None:
             session.drafts = order.drafts
@@ -328,14 +329,14 @@ def _follow(place: Place, request: RankedOptions, plan: Planner, rendezvous: str
         except (RankError, NoMemoryError):
             raise
         except (DecoderError, LadeError):
-            pass  # the leader fails alike, or knows the error
+            pass  # the leader fails in the same way, or knows the error
 
 
 # All ranks.
 
 
 def connect(ranks: DistributedTransport, request: RankedOptions) -> None:
-    """Connect with the other ranks, and compare versions, options and devices with theirs.
+    """Connect to the other ranks, and compare versions, options and devices.
 
     Raises:
         RankError: a rank failed, or differs.
@@ -345,19 +346,18 @@ def connect(ranks: DistributedTransport, request: RankedOptions) -> None:
     here = device.detect(request.device)
     ranks.connect(here.torch_name, split=request.parallel_mode == "tensor")
     mine = {**versions_here(), "Python": platform.python_version(), "device": here.kind}
-    for name in sorted({each.name for each in fields(RankedOptions)} - _PER_RANK_OPTIONS):
+    for name in sorted({option.name for option in fields(RankedOptions)} - _PER_RANK_OPTIONS):
         mine[name.replace("_", "-")] = getattr(request, name)
     _compare(ranks, mine)
 
 
 def compare_loaded(loaded: LoadedModel, ranks: DistributedTransport) -> None:
-    """Compare a model with those of the other ranks; each of them calls this.
+    """Compare a model with those of the other ranks; every rank calls this.
 
-    It comes before a decoder has the model, which keeps weights in the forms that are fastest on
-    its processor.
+    It runs before the decoder changes the layout of the weights.
 
     Raises:
-        RankError: they have not loaded the same.
+        RankError: the models differ.
     """
     from ..decoder.ranks.transport import weights_digest
 
@@ -377,7 +377,7 @@ def _digest_of(tokenizer: Any) -> str:
 
 
 def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
-    """Let a session decode with other ranks, which have loaded the same; each of them calls this.
+    """Let a session decode with other ranks, which have loaded the same; every rank calls this.
 
     With `split`, each rank holds another part of the weights.
     """
@@ -390,10 +390,10 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
 
 
 def _compare(ranks: DistributedTransport, mine: Mapping[str, object]) -> None:
-    """Gather what every rank has; a `RankError` names the first difference."""
-    found = ranks.gather(dict(mine))
-    for rank, other in enumerate(found):
-        for name, value in found[0].items():
+    """Compare the values of all ranks; a `RankError` names the first difference."""
+    gathered = ranks.gather(dict(mine))
+    for rank, other in enumerate(gathered):
+        for name, value in gathered[0].items():
             if other.get(name) != value:
                 raise ranks.lose(
                     f"rank {rank} has {name} {other.get(name)} and rank 0 has {value}; all ranks"

@@ -1,4 +1,4 @@
-"""Splitters of reasoning and answer in a stream of text: by schema, by channels, or by tags."""
+"""Splitters that separate reasoning from the answer: by schema, by channels, or by tags."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ TAGS = {
 }
 """Tags that models put around their reasoning, which comes before the answer."""
 CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
-"""Tokens of answers in channels, as gpt-oss has them: <|channel|>NAME<|message|>TEXT<|end|>."""
+"""Tokens of answers in channels, gpt-oss's form: <|channel|>NAME<|message|>TEXT<|end|>."""
 CHANNELED = {"<|channel|>", "<|message|>"}
-"""Those that a tokenizer has if its model answers in channels."""
+"""A tokenizer with these has a model that answers in channels."""
 FINAL = "final"
-"""The channel of the answer; what stands in others is reasoning."""
+"""The channel of the answer; other channels are reasoning."""
 CALLS = "tool_calls"
 """The field of a response template that holds calls of tools."""
 TAIL = 48
-"""Tokens at the end of a prompt in which a template opens the reasoning."""
+"""Tokens at the end of a prompt that may contain the opening tag of the reasoning."""
 
 
 def splitter(
     tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool] | None = None
 ) -> Splitter:
-    """Return the splitter for an answer to a conversation, by what the tokenizer knows.
+    """Return the splitter for an answer to a conversation, chosen by the tokenizer.
 
     Args:
         tokenizer: of transformers.
         prompt: ids of the conversation; its template may have opened the reasoning.
-        tools: that the model may call; calls in channels, or known by the response template,
-            become calls between tags in the answer.  None if calls are not looked for.
+        tools: the tools that the model may call; calls in channels, or in fields of the response
+            template, become calls between tags in the answer.  None if calls are not parsed.
     """
     schema = getattr(tokenizer, "response_template", None)
     known = {*REASONING_KEYS} if tools is None else {*REASONING_KEYS, CALLS}
@@ -60,11 +60,11 @@ def splitter(
 
 
 def answer_marks(tokenizer: Any, prompt: Sequence[int]) -> tuple[str | None, dict[int, str]]:
-    """Return what the answer to a conversation comes after.
+    """Return the patterns after which the answer begins.
 
     Returns:
-        A pattern of the text that ends the reasoning, or None if the model is not reasoning; then
-        by the first token with which it may begin to, the pattern for that.
+        A pattern of the text that ends the reasoning, or None if the prompt opens none; and for
+        each token that may open the reasoning, the pattern of its end.
     """
     before = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False).rstrip()
     known = tokenizer.get_added_vocab()
@@ -79,17 +79,16 @@ def answer_marks(tokenizer: Any, prompt: Sequence[int]) -> tuple[str | None, dic
 
 
 class _Collector:
-    """Collects reasoning and answer, without blanks around the reasoning, nor before the answer
-    after it."""
+    """Collects reasoning and answer, without blanks around the reasoning or between the two."""
 
     def __init__(self) -> None:
-        self._reasoning = self._answer = ""  # not taken yet
+        self._reasoning = self._answer = ""  # since the last `take`
         self._blanks = ""  # after the reasoning so far
-        self._lead = ""  # blanks before the answer, which go if reasoning follows
+        self._lead = ""  # blanks before the answer, dropped if reasoning follows
         self._has_block = self._reasoned = self._answered = False
 
     def begin(self) -> None:
-        """A block of reasoning begins."""
+        """Begin a block of reasoning."""
         self._has_block, self._lead = True, ""
         if self._reasoned:
             self._blanks = "\n\n"
@@ -103,7 +102,7 @@ class _Collector:
         self._reasoned = self._reasoned or bool(kept)
 
     def answer(self, text: str) -> None:
-        """Add what is no reasoning."""
+        """Add text of the answer."""
         if not self._answered:
             self._lead = text = text.lstrip() if self._has_block else self._lead + text
             self._answered = bool(text.strip())
@@ -120,12 +119,12 @@ class _Collector:
 
 
 class _ByMarks:
-    """Tells reasoning by marks in the text, each of which may come in pieces."""
+    """Finds reasoning by marks in the text; a mark may arrive in pieces."""
 
     done = False
 
     def __init__(self, marks: Collection[str]) -> None:
-        self._marks = marks  # those that mean something now
+        self._marks = marks  # the marks that are valid now
         self._held = Text()  # may be the start of one
         self._parts = _Collector()
 
@@ -152,21 +151,21 @@ class _ByMarks:
         return self._parts.take(ended=True)
 
     def _end(self) -> None:
-        """Put what a mark would have ended where it belongs."""
+        """Finish the block that a mark would have ended."""
 
     def _place(self, text: Text) -> None:
-        """Put text where it belongs."""
+        """Add text to the reasoning or to the answer."""
         raise NotImplementedError
 
     def _pass(self, mark: str) -> None:
-        """Go on after a mark."""
+        """Change the state at a mark."""
         raise NotImplementedError
 
 
 class ByTags(_ByMarks):
-    """Tells reasoning by the tags around it, which stand before the answer.
+    """Finds reasoning by the tags around it, before the answer.
 
-    A tag in the middle of an answer is a word of it.
+    A tag in the middle of an answer is ordinary text.
 
     Args:
         before: the end of the prompt, with its special tokens.
@@ -194,19 +193,19 @@ class ByTags(_ByMarks):
 
 
 class ByChannels(_ByMarks):
-    """Tells reasoning by its channel.
+    """Finds reasoning by its channel.
 
     Args:
         before: the end of the prompt, with its special tokens.
-        calls: whether messages to tools become calls between tags in the answer.
+        calls: True if messages to tools become calls between tags in the answer.
     """
 
     def __init__(self, before: str, calls: bool = False) -> None:
         super().__init__(CHANNELS)
         self._calls = calls
-        self._tool: str | None = None  # that the message is for
+        self._tool: str | None = None  # the recipient of the message, if it is a tool
         self._arguments = ""  # of its call
-        self._header: str | None = None  # what stands before a message, within it
+        self._header: str | None = None  # the text since the start of a header; None outside
         self._channel = FINAL
         _, start, header = before.rpartition(CHANNELS[0])
         self.feed(Text.special(start + header) if start else Text())
@@ -239,7 +238,7 @@ class ByChannels(_ByMarks):
             self._header = "" if mark == "<|start|>" else None
 
     def _end(self) -> None:
-        """Write the call that was a message to a tool between tags."""
+        """Write a message to a tool as a call between tags."""
         if self._tool is not None:
             call = f'"name": {json.dumps(self._tool)}, "arguments": {self._arguments or "{}"}'
             self._parts.answer(f"<tool_call>{{{call}}}</tool_call>")
@@ -247,10 +246,10 @@ class ByChannels(_ByMarks):
 
 
 class BySchema:
-    """Tells reasoning by the response template of the tokenizer, as its `parse_response` does.
+    """Finds reasoning by the tokenizer's response template, as its `parse_response` does.
 
     Args:
-        tokenizer: of transformers, with such a template.
+        tokenizer: of transformers, with a response template.
         prompt: ids of the conversation.
         tools: see `splitter`.
     """
@@ -285,7 +284,7 @@ class BySchema:
         with contextlib.suppress(ValueError):  # a cut answer may lack what the schema requires
             self._follow(self._parser.finalize()[1])
         part = self._taken(ended=True)
-        # Text that fits into no field at all must not be lost.
+        # Text that fits into no field must not be lost.
         return part if self._has_fields else TextDelta("", self._fed)
 
     def _taken(self, ended: bool = False) -> TextDelta:
@@ -304,7 +303,7 @@ class BySchema:
             if event["type"] == "region_open" and reasons:
                 self._parts.begin()
             if event["type"] == "region_chunk":
-                said = event["text"]
+                text = event["text"]
                 for special in self._special:
-                    said = said.replace(special, "")
-                self._parts.reason(said) if reasons else self._parts.answer(said)
+                    text = text.replace(special, "")
+                self._parts.reason(text) if reasons else self._parts.answer(text)

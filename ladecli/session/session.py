@@ -1,4 +1,4 @@
-"""One model at work: prompt to ids, ids through the decoder, tokens to text events."""
+"""A loaded model: turns a prompt into ids, decodes them, and turns tokens into text events."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from .text import TextDelta, TextStream, text_events
 from .tokens import fill_in, fill_in_stops, shortened, token_ids
 
 OWN_TEMPLATE = TemplateChoice()
-"""The chat template that a model has by itself."""
+"""The model's own chat template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to decode one answer."""
+    """The settings of one answer."""
 
-    strategy: str = "lookahead"  # a name of `decoder.config.STRATEGIES`
+    strategy: str = "lookahead"  # a name in `decoder.config.STRATEGIES`
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_new_tokens: int | None = None  # None for as many as the context holds
     stop: tuple[str, ...] = ()  # strings that end the text
-    ignore_eos: bool = False  # whether decoding goes on after end-of-text tokens
-    template: TemplateChoice | None = None  # None where a text is continued as it is
-    fills_in: bool = False  # whether the prompt is one of `fill_in`
-    calls: bool = False  # whether the text has what marks calls of tools, see `CallReader`
+    ignore_eos: bool = False  # decoding goes on after end-of-text tokens
+    template: TemplateChoice | None = None  # None for a text to continue
+    fills_in: bool = False  # the prompt comes from `fill_in`
+    calls: bool = False  # the text keeps the marks of tool calls, see `CallReader`
     logprobs: int | None = None  # see `Decoder.generate`
-    grammar: Grammar | None = None  # which the answer fits
+    grammar: Grammar | None = None  # constrains the answer
 
 
 class Session:
     """A loaded model and its decoder.
 
-    From answer to answer it keeps the cache, and what it learned about drafting.
+    It keeps the cache and the learned drafts from one answer to the next.
 
     Args:
         loaded: model and tokenizer.
-        setup: how it is decoded.
-        on_layer: called with the number of layers whose weights are prepared, and that of all.
+        setup: the decisions of `setup.decide`.
+        on_layer: called with the number of prepared layers, and the number of all layers.
 
     Attributes:
-        load_seconds: the time from the start of opening until it was ready; 0 if nobody took it.
+        load_seconds: the time that opening took; 0 if it was not measured.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
@@ -85,25 +85,24 @@ class Session:
             on_layer=on_layer,
         )
         self.step_seconds: Mapping[int, float] = {}  # as measured here, by width
-        self.drafts = DraftStore()  # what lookahead learned so far
+        self.drafts = DraftStore()  # learned by lookahead so far
         self._draft_texts: list[list[int]] = []
-        # What runs the steps, where other ranks take part in them.
-        self.executor: Executor | None = None
+        self.executor: Executor | None = None  # runs steps with other ranks; None without them
         self.ranks = 1  # how many processes decode together
-        self.followers: Any = None  # `parallel.Followers`, where this leads other ranks
+        self.followers: Any = None  # `parallel.Followers`, if this process leads other ranks
         self._shared: Generator[TextEvent] | None = None  # the last answer of all ranks
         self._notices_shown = {*self.decoder.executor.notices}
-        self._template: tuple[str, ChatTemplate] | None = None  # the last one asked for
+        self._template: tuple[str, ChatTemplate] | None = None  # the last one, with its choice
         self._grammar_tokenizers: dict[frozenset[int], Any] = {}  # by the ids that end an answer
 
     @cached_property
     def choice(self) -> Choice:
-        """What the profile says, if the session was opened with one."""
+        """The profile's settings; the session must have been opened with a profile."""
         assert self.setup.choice is not None
         return self.setup.choice.priced(self.step_seconds)
 
     def measure(self, load_seconds: float) -> None:
-        """Find out what steps take here, after a load that took so long."""
+        """Measure the cost of steps, after a load of `load_seconds`."""
         loaded = self.loaded
         self.step_seconds = measured.after_load(
             self.decoder, loaded.device, loaded.spec, load_seconds
@@ -111,39 +110,39 @@ class Session:
 
     @property
     def attention(self) -> str:
-        """Name of the attention backend of its steps: that of the setup, unless it failed here."""
+        """The attention backend of the steps: the setup's, unless that failed on this machine."""
         return self.decoder.executor.model.operations.name
 
     @cached_property
     def stock_model(self) -> Any:
-        """The model as transformers loads it; loaded once more where our forward keeps weights in
-        an order of its own, in which transformers' would run at another speed."""
+        """The model as transformers loads it; loaded again if our forward has changed the layout of
+        the weights, with which transformers' forward would have another speed."""
         kept = self.decoder.keeps_weights
         return self.loaded.model if kept else self.loaded.again()
 
     def keep_texts(self, limit: int) -> None:
-        """Keep earlier texts in host memory, as many bytes of them as `limit` says."""
+        """Keep earlier texts in host memory, up to `limit` bytes."""
         self.decoder.kept_texts = Prefixes(limit) if limit else None
 
     def start_over(self) -> None:
-        """Begin as a new session would: nothing that was decoded or learned helps any more."""
+        """Forget everything that was decoded or learned, as in a new session."""
         self._end_shared()
         self.decoder.forget(keep_memory=True)
         self._forget_drafts()
 
     def _end_shared(self) -> None:
-        """End an answer of all ranks that was left open: followers do one thing at a time."""
+        """End an unfinished answer of all ranks, since followers decode one answer at a time."""
         if self._shared is not None:
             self._shared.close()
 
     def add_draft_text(self, text: str, *, lasting: bool = True) -> int:
-        """Let drafts know a text that answers may repeat, whole or in parts; its tokens.
+        """Let drafts learn a text that answers may repeat; return its number of tokens.
 
         It costs no forward, since the model does not read it.
 
         Args:
-            text: of which an answer can repeat no more than the context holds.
-            lasting: whether it outlives `start_over`.
+            text: the text, cut to the context length unless lasting.
+            lasting: True if `start_over` keeps the text.
         """
         if not lasting:
             text = shortened(self.loaded.tokenizer, text, self.decoder.max_context)
@@ -151,18 +150,18 @@ class Session:
         ids = [i for i in encoded if i < self.decoder.facts.vocabulary]
         if lasting and ids not in self._draft_texts:
             self._draft_texts.append(ids)
-            # Drafts know the newest texts alone; an editor hands over hundreds of versions.
+            # Only the newest texts are kept; an editor may send hundreds of versions.
             while sum(map(len, self._draft_texts[1:])) > MAX_CORPUS:
                 del self._draft_texts[0]
         self.add_draft_ids(ids if lasting else ids[: self.decoder.max_context])
         return len(ids)
 
     def add_draft_ids(self, ids: Sequence[int], *, expected: bool = True) -> None:
-        """Let drafts know the ids of a text that answers may repeat, if they do not already.
+        """Let drafts learn the ids of a text that answers may repeat, unless they know it.
 
         Args:
             ids: the text.
-            expected: whether the next answer may begin like it.
+            expected: True if the next answer may begin like it.
         """
         self._end_shared()
         with self.decoder.lock:
@@ -172,7 +171,7 @@ class Session:
                     self.followers.drafts_changed()
 
     def _forget_drafts(self) -> None:
-        """Forget what was learned, but not the texts that the user gave."""
+        """Forget all drafts except the texts that the user gave."""
         self.drafts = DraftStore()
         for ids in self._draft_texts:
             self.drafts.learn_text(ids)
@@ -187,7 +186,7 @@ class Session:
         return (*notices, *self.setup.notices)
 
     def new_notices(self) -> list[str]:
-        """Lines about how steps run, and about chat templates, that came up since the last call."""
+        """Return new lines about steps and chat templates since the last call."""
         notices = list(self.decoder.executor.notices)
         if self._template is not None:
             notices += self._template[1].notices
@@ -198,16 +197,16 @@ class Session:
     def encode(
         self, prompt: str | list[int], most: int | None = None, suffix: str | None = None
     ) -> list[int]:
-        """The ids of a raw prompt, with the special tokens that the tokenizer adds.
+        """Return the ids of a raw prompt, with the special tokens that the tokenizer adds.
 
         Args:
             prompt: a text, or ids, which are checked.
-            most: of a prompt with more than twice as many ids, those of a beginning will do.
-            suffix: a text that comes after the answer, if the model is to fill in the middle.
+            most: a prompt with more than twice as many ids may be cut, since it is too long anyway.
+            suffix: the text after the answer, for fill-in-the-middle.
 
         Raises:
-            UsageError: the model does not fill in.
-            NoEmbeddingError: the checkpoint has no embedding for one.
+            UsageError: the model does not support fill-in-the-middle.
+            NoEmbeddingError: the checkpoint has no embedding for an id.
         """
         if not isinstance(prompt, str):
             return self._embedded(prompt)
@@ -223,25 +222,25 @@ class Session:
         choice: TemplateChoice | None = OWN_TEMPLATE,
         most: int | None = None,
     ) -> list[int]:
-        """The ids of a conversation, which waits for an answer.
+        """Return the token ids of a conversation, up to the start of the next answer.
 
         Args:
             messages: see `ChatTemplate.encode`.
-            choice: of the chat template; None for the messages alone, one a line.
+            choice: the chat template; None for the bare messages, one per line.
             most: see `encode`.
 
         Raises:
             UsageError: there is no such template, or it refuses the messages.
-            NoEmbeddingError: the checkpoint has no embedding for one of the ids.
+            NoEmbeddingError: the checkpoint has no embedding for an id.
         """
         if choice is None:
             return self.encode("\n".join(map(text_of, messages)), most)
         template = self.template(choice)
-        _ = template.end_token  # while Ctrl-C still ends a template that does not come to an end
+        _ = template.end_token  # here, because Ctrl-C can still end a template that never returns
         return self._embedded(template.encode(messages, most))
 
     def _embedded(self, ids: list[int]) -> list[int]:
-        """The ids of a prompt, which all have an embedding."""
+        """Return the ids of a prompt, after checking that they all have an embedding."""
         vocabulary = self.decoder.facts.vocabulary
         unknown = next((i for i in ids if i >= vocabulary), None)
         if unknown is None:
@@ -253,21 +252,22 @@ class Session:
         )
 
     def template(self, choice: TemplateChoice) -> ChatTemplate:
-        """The chat template that was chosen, looked at once.
+        """Return the chosen chat template; the last one is kept.
 
         Raises:
-            UsageError: there is none of this name, or it cannot have such arguments.
+            UsageError: there is none of this name, or it has reserved arguments.
         """
-        # As text: templates tell 0 from false, and a caller may change arguments that it gave.
+        # The key is text, because 0 == False in Python but not in a template, and because the
+        # caller may change its arguments later.
         if self._template is None or self._template[0] != repr(choice):
             self._template = repr(choice), ChatTemplate(self.loaded.tokenizer, choice)
         return self._template[1]
 
     def stop_ids(self, settings: Settings) -> frozenset[int]:
-        """Every id that ends an answer.
+        """Return the ids that end an answer.
 
-        Those of the model's configs, and the one that its template puts after an assistant's
-        words: configs of chat models often have the base model's end token alone.
+        These are the ids of the model's configs, and the one that its template puts after an
+        answer, since configs of chat models often have only the base model's end token.
         """
         if settings.ignore_eos:
             return frozenset()
@@ -281,15 +281,15 @@ class Session:
     def text_of(
         self, answer: Sequence[int], prompt: Sequence[int], settings: Settings
     ) -> TextDelta:
-        """The text of an answer's tokens, as `stream` would have made it in one go."""
+        """Return the whole text of an answer's tokens, as `stream` would yield it in pieces."""
         text = self._text_stream(prompt, settings)
         ends = (number for number, token in enumerate(answer, start=1) if text.feed(token))
         end = next(ends, len(answer))
         parts = [*text.take(answer[:end]), text.flush()]
-        return TextDelta(*("".join(each) for each in zip(*parts, strict=True)))
+        return TextDelta(*map("".join, zip(*parts, strict=True)))
 
     def _text_stream(self, prompt: Sequence[int], settings: Settings) -> TextStream:
-        """What makes text of an answer's tokens."""
+        """Return the stream that turns an answer's tokens into text."""
         tokenizer = self.loaded.tokenizer
         splits = None
         if settings.template is not None:
@@ -299,7 +299,7 @@ class Session:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model knows how to hold a conversation."""
+        """True if the model has a chat template."""
         return bool(getattr(self.loaded.tokenizer, "chat_template", None))
 
     def stream(
@@ -312,17 +312,17 @@ class Session:
     ) -> Generator[TextEvent]:
         """Decode an answer as text events; closing the iterator stops within a step.
 
-        With other ranks, an answer that is still under way ends when another one is asked for.
+        With other ranks, an unfinished answer ends when the next one is requested.
 
         Args:
             prompt: token ids.
-            settings: how to decode.
-            cancelled: asked after every step; true ends the answer as interrupted.
-            detailed: whether steps say what they tried.
+            settings: of the answer.
+            cancelled: called after every step; True ends the answer as interrupted.
+            detailed: True if events contain the candidates of each step.
 
         Raises:
             PromptError: the prompt is empty or too long.
-            UsageError: the grammar is none for this model's tokenizer.
+            UsageError: the grammar does not work with this model's tokenizer.
             RankError: a rank is gone.
         """
         settings, followers = self._prepared(settings), self.followers
@@ -330,7 +330,7 @@ class Session:
         text = self._text_stream(prompt, settings)
         grammar = self._answer_grammar(prompt, settings)
         ends = self._ends(settings, text, grammar)
-        # Followers are only told about answers that use all ranks.
+        # Followers take part only in answers that use all ranks.
         together = followers is None or followers.takes_part(settings)
         events = self.decoder.generate(
             prompt,
@@ -343,7 +343,7 @@ class Session:
             logprobs=settings.logprobs,
             grammar=grammar,
         )
-        # Estimates are of this machine, also if the user's profile is one of another.
+        # Estimates are for this machine, even if the user's profile is for another one.
         curve = settings.lookahead.step_cost.measured(self.step_seconds)
         if followers is None or not together:
             return text_events(events, text, curve, cancelled, contextlib.nullcontext())
@@ -354,14 +354,15 @@ class Session:
     def _ends(
         self, settings: Settings, text: TextStream, grammar: AnswerGrammar | None
     ) -> Callable[[int], bool] | None:
-        """Return what takes each token, and says whether it ends the text; None if nothing does."""
-        # If no string ends the text, it is made while the device is at work on the next step.
-        takers = [text.feed] if any(self.stops(settings)) else []
-        takers += [grammar.commit] if grammar is not None else []
-        return (lambda token: max([ends(token) for ends in takers])) if takers else None
+        """Return a function that takes each token and returns True if it ends the text; None if
+        only stop ids and limits do."""
+        # Without stop strings, tokens become text while the device computes the next step.
+        checks = [text.feed] if any(self.stops(settings)) else []
+        checks += [grammar.commit] if grammar is not None else []
+        return (lambda token: max([ends(token) for ends in checks])) if checks else None
 
     def _answer_grammar(self, prompt: Sequence[int], settings: Settings) -> AnswerGrammar | None:
-        """Return what constrains an answer, if anything does."""
+        """Return the grammar's state for an answer, if it has a grammar."""
         if settings.grammar is None:
             return None
         loaded, ends = self.loaded, self.stop_ids(replace(settings, ignore_eos=False))
@@ -376,8 +377,8 @@ class Session:
     def choosing(
         self, prompt: Sequence[int], settings: Settings
     ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
-        """How the decoder chooses the tokens of an answer: as the settings say, and with the logits
-        processors of the model's generation config, which may do all but the drawing."""
+        """Return the sampling of an answer: its settings, and the logits processors of the model's
+        generation config, which may do everything but draw the token."""
         most, longest = self._most_tokens(prompt, settings), self.decoder.max_context
         return self.loaded.defaults.choose(
             self.loaded.model,
@@ -389,20 +390,19 @@ class Session:
         )
 
     def _most_tokens(self, prompt: Sequence[int], settings: Settings) -> int | None:
-        """Of an answer; the model's generation config says where the settings do not."""
+        """Return the limit of new tokens, by default that of the model's generation config."""
         if settings.max_new_tokens is not None:
             return settings.max_new_tokens
         return self.loaded.defaults.length_limit(len(prompt))
 
     def stops(self, settings: Settings) -> tuple[str, ...]:
-        """The strings that end an answer: of the settings, and of the model's generation config."""
+        """Return the stop strings of the settings and of the model's generation config."""
         marks = fill_in_stops(self.loaded.tokenizer) if settings.fills_in else ()
         return *settings.stop, *self.loaded.defaults.stop_strings, *marks
 
     def _prepared(self, settings: Settings) -> Settings:
-        """Prepare for an answer, and return settings as this model can have them: without drafts
-        that it cannot verify, and with the widths that steps are captured for, which followers
-        are told."""
+        """Prepare for an answer, and return its settings for this model: without drafts if it
+        cannot verify any, and with the captured step widths, which followers receive."""
         self._end_shared()
         with self.decoder.lock:
             if self.drafts.broken:

@@ -1,4 +1,4 @@
-"""How a model is decoded: profile, attention, CUDA graphs and room, decided once."""
+"""Choose profile, attention, CUDA graphs and context length, once for each model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """An attention backend, and why it was chosen."""
+    """An attention backend, and the reason for choosing it."""
 
     name: str
     why: str
@@ -32,15 +32,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a model is decoded, decided before its weights are read."""
+    """Decisions about decoding a model, made before its weights are read."""
 
     attention: Attention = Attention("auto", "the fastest one here")
     no_graphs_reason: str | None = None  # why steps are not captured; None if they are
     choice: profiles.Choice | None = None  # the profile's settings; None without one
-    context: int | None = None  # the most tokens of a text; None for what the model was made for
+    context: int | None = None  # the most tokens of a text; None for the model's own limit
     need: memory.MemoryNeed | None = None  # bytes that decoding takes, the weights included
-    store_twice: bool = True  # whether weights on a CPU may be stored twice, for speed
-    kernels: bool = True  # whether Triton kernels may be used
+    store_twice: bool = True  # weights on a CPU may be stored twice, for speed
+    kernels: bool = True  # Triton kernels may be used
     memory_notice: str | None = None  # if memory has no room for all of the context
     effects: tuple[str, ...] = ()  # lines about options that do nothing
 
@@ -58,12 +58,11 @@ def decide(
     ranks: DistributedTransport | None = None,
     sharing: int = 1,
 ) -> Setup:
-    """Decide how a model is decoded; several `ranks`, `sharing` of them here, each call this.
+    """Return the setup of a model; each of several `ranks`, `sharing` of them here, calls this.
 
     Raises:
         LoadError: the model does not fit into memory.
-        UsageError: the context or the steps that the user asks for do not; the message says which
-            fit.
+        UsageError: the requested context or steps do not fit; the message says which do.
     """
     device, shape, facts = planned.device, planned.part, planned.facts
     options, effects = _effective(options, planned)
@@ -84,7 +83,7 @@ def decide(
     )
     free, context, notice = _find_room(planned, request, sharing)
     need = request.need(shape, context)
-    # A head that shares the embedding's weight has another form beside it.
+    # A head that shares the embedding's weight is stored again in its own layout.
     twice = 2 * need.weights + need.cache + need.step <= memory.usable(free)
     if ranks is not None:
         least, twice = map(min, zip(*ranks.gather((context, twice)), strict=True))
@@ -104,14 +103,14 @@ def decide(
 
 
 def _effective(options: SessionOptions, planned: PlannedModel) -> tuple[SessionOptions, list[str]]:
-    """Return the options without a --batch-invariant that does nothing but take time, and a line
-    about each option that does nothing."""
+    """Return the options, without a --batch-invariant that has no effect but cost, and a line about
+    each option without effect."""
     lines = []
     if options.batch_invariant and (why := why_not_invariant(planned)) is not None:
         lines.append(f"--batch-invariant does nothing here: {why}")
         options = replace(options, batch_invariant=False)
     most, asked = planned.facts.most_context, options.max_context
-    # In the config file the limit is for all models.
+    # A limit in the config file is for all models, so it may exceed this one's.
     if asked and asked > most and options.origins.get("max_context") != CONFIG_FILE:
         lines.append(
             f"--max-context {asked:,} is more than {planned.name} has: texts end at {most:,} tokens"
@@ -152,8 +151,8 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
 
 
 def why_not_invariant(planned: PlannedModel) -> str | None:
-    """Say why steps of a model are not batch-invariant, as far as its configuration tells; None if
-    they can be."""
+    """Return why the steps of a model cannot be batch-invariant, judging by its configuration; None
+    if they can be."""
     from ..decoder.backends.cpu_layouts import packs, rows_alike
 
     place, spec = planned.placement, planned.spec
@@ -170,9 +169,9 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
 
 
 def why_no_graphs(options: StepOptions, device: Device, split: bool = False) -> str | None:
-    """Say why steps are not captured as CUDA graphs, as far as a device tells; None if they are.
+    """Return why steps are not captured as CUDA graphs, judging by the device; None if they are.
 
-    `split` is whether each of several ranks holds a part of the model.
+    `split` is True if each of several ranks holds a part of the model.
     """
     if options.cuda_graphs is False:
         return "switched off"
@@ -184,8 +183,8 @@ def why_no_graphs(options: StepOptions, device: Device, split: bool = False) -> 
 
 
 def check_options(options: StepOptions, device: Device, split: bool = False) -> None:
-    """Refuse an attention backend or CUDA graphs that a device cannot have, as far as that shows
-    without torch."""
+    """Raise a UsageError if a device cannot have the requested attention backend or CUDA graphs;
+    this checks only what is known without torch."""
     why = why_no_graphs(options, device, split)
     if options.cuda_graphs and why is not None:
         raise UsageError(f"no CUDA graphs: {why}; leave cuda-graphs out")
@@ -193,7 +192,7 @@ def check_options(options: StepOptions, device: Device, split: bool = False) -> 
 
 
 def check_device(options: StepOptions, device: Device, shape: ModelSpec, split: bool) -> None:
-    """Refuse the same, and an attention backend that does not work for this model."""
+    """Check the same options with torch, and the attention backend with this model."""
     check_options(options, device, split)
     if options.attention in ("flash", "triton"):  # which do not work everywhere
         from ..decoder.backends.attention import choose_backend

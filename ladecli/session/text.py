@@ -1,4 +1,4 @@
-"""Token ids to text, as a stream: whole characters only, and nothing of a stop string."""
+"""Turn a stream of token ids into text: whole characters only, without stop strings."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from .tokens import bytes_of, speller
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 HIDDEN = "\ufdd0"
-"""Stands for a character that is not shown; Unicode has none of this number."""
+"""A placeholder for each hidden character; Unicode has no character of this number."""
 
 
 class Detokenizer:
     """Turns tokens into text one by one, and holds back incomplete characters.
 
-    What a token adds depends on its neighbours: bytes of one character are spread over
-    tokens, and some tokenizers drop a leading space at the start of a text.  So each token is
-    decoded together with those of the last text, and what it adds to that is new.
+    The text of a token depends on its neighbours: the bytes of a character may be spread over
+    several tokens, and some tokenizers drop a leading space at the start of a text.  So each token
+    is decoded together with the tokens of the last text, and the difference is its text.
 
     Args:
         tokenizer: decodes ids.
-        context: tokens just before the stream, of which the text is known already.
+        context: tokens just before the stream, whose text is already known.
     """
 
     CONTEXT = 6
-    """Tokens before the stream that are looked at; a character has at most four bytes."""
+    """The number of tokens before the stream that are read; a character has at most four bytes."""
     BROKEN = 8
-    """Replacement characters at the end of a text that is broken: half a character has three."""
+    """This many replacement characters at the end mean a broken text: an incomplete character has
+    at most three."""
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -44,12 +45,12 @@ class Detokenizer:
         while self._known and self._decode(self._known).startswith(REPLACEMENT):
             del self._known[0]
         self._new: list[int] = []
-        self._passed = 0  # characters of the new tokens' text that were passed on
+        self._passed = 0  # characters of the new tokens' text that were returned already
 
     def _decode(self, tokens: list[int]) -> str:
         try:
             text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        except Exception as error:  # some have no text for ids that they do not know
+        except Exception as error:  # some raise for unknown ids
             raise LadeError(
                 f"the model's tokenizer cannot decode {tokens} ({one_line(str(error))}); copy the"
                 " tokenizer that belongs to the model"
@@ -66,32 +67,32 @@ class Detokenizer:
         return self._take(whole=True)
 
     def _take(self, whole: bool) -> str:
-        """Return the text that the new tokens add; with `whole` also half a character."""
+        """Return the text of the new tokens; with `whole`, incomplete characters as well."""
         before = self._decode(self._known)
         text = self._decode(self._known + self._new)[len(before) :]
         broken = text.endswith(REPLACEMENT * self.BROKEN)
         start = self._passed
         if text.endswith(REPLACEMENT) and not (whole or broken):
-            # Whole characters before half a one are certain.
+            # Whole characters before an incomplete one are certain.
             self._passed = max(len(text.rstrip(REPLACEMENT)), start)
             return text[start : self._passed]
         if text:
             self._known = self._new
-        elif not before:  # such as a blank at the start, which is not shown
+        elif not before:  # such as a blank at the start, which the tokenizer drops
             self._known = [*self._known, *self._new][-self.CONTEXT :]
         self._new, self._passed = [], 0
         return text[start:]
 
 
 class Text(NamedTuple):
-    """Text as the model wrote it, with special tokens, and what of it is shown."""
+    """Text as the model wrote it, with special tokens, and as it is shown."""
 
     written: str = ""  # all of it; stop strings are looked for here
     shown: str = ""  # as long as `written`, with `HIDDEN` for every character of a special token
 
     @classmethod
     def plain(cls, text: str) -> Text:
-        """Return text of which all is shown."""
+        """Return text that is shown as written."""
         return cls(text, text)
 
     @classmethod
@@ -115,7 +116,7 @@ class Text(NamedTuple):
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that is a true start of `mark`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length
@@ -126,17 +127,17 @@ class StopStrings:
     """Ends a text at a stop string, and never shows a part of it.
 
     As with transformers' `generate(stop_strings=...)`, a token ends the text if a stop string ends
-    within it.  What tokens add is compared byte by byte, since a stop string may begin or end
-    inside a token, in the prompt, in a special token, or beside bytes that are no character.
+    within it.  Tokens are compared byte by byte, since a stop string may begin or end inside a
+    token, in the prompt, in a special token, or beside bytes that are no character.
 
     Args:
         tokenizer: of the text.
         prompt: the ids before it.
-        stops: strings that end the text and are no part of it.
+        stops: strings that end the text and do not belong to it.
     """
 
     BASE = "abcdef"
-    """A token is read after this, as in the middle of a text."""
+    """A token is decoded after this text, as in the middle of a text."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self._tokenizer, self._stops = tokenizer, stops
@@ -151,8 +152,8 @@ class StopStrings:
         self._cut = False
 
     def feed(self, text: Text, token: int) -> tuple[Text, bool]:
-        """Take one token and its text; return the text that is certain not to belong to a stop
-        string, and whether the token completes one."""
+        """Add one token and its text; return the text that cannot belong to a stop string, and True
+        if the token completes one."""
         added = self._added(token)
         self._last.append(added)
         ending = b"".join(self._last)
@@ -162,21 +163,21 @@ class StopStrings:
             return Text(), ended
         known, held = len(self._held.written), self._held.joined(text)
         if ended:
-            # What ends before this text is the prompt's own.
+            # A stop string that ends before this text belongs to the prompt.
             searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
             starts = [at for stop, first in searched if (at := held.written.find(stop, first)) >= 0]
-            self._cut = bool(starts)  # tokens may spell a stop string that no text of them has
+            self._cut = bool(starts)  # the bytes may contain a stop string that the text does not
             self._held = Text()
             return held.cut(min(starts))[0] if starts else held, True
         certain, self._held = held.cut(len(held.written) - self._open(held.written))
         return certain, False
 
     def flush(self, text: Text) -> Text:
-        """Return the last text, after what was held back."""
+        """Return the text that was held back and the last text."""
         return Text() if self._cut else self._held.joined(text)
 
     def _open(self, text: str) -> int:
-        """Return how many characters at the end of a text may have begun a stop string."""
+        """Return the number of characters at the end of a text that may begin a stop string."""
         return max(overlap(text, stop) for stop in self._stops)
 
     def _added(self, token: int) -> bytes:
@@ -203,25 +204,24 @@ class Splitter(Protocol):
     """Separates the reasoning of an answer from the rest."""
 
     done: bool
-    """Whether everything from here on is the answer."""
+    """True if all further text is the answer."""
 
     def feed(self, text: Text) -> TextDelta:
-        """Return what is certain after more text."""
+        """Add text, and return the parts that are certain."""
 
     def flush(self) -> TextDelta:
-        """Return what was held back; no more text comes."""
+        """Return the text that was held back, at the end of the answer."""
 
 
 class TextStream:
-    """Turns tokens into text: the detokenizer alone, unless strings end the text or there may be
-    reasoning in it.
+    """Turns tokens into text: a detokenizer, stop strings, and a splitter of reasoning.
 
     Args:
         tokenizer: decodes ids.
         prompt: the ids before the stream.
         stops: strings that end the text.
         splitter: separates reasoning from the answer; None if all of it is the answer.
-        written: whether the texts of special tokens are shown, too, since they mark calls of tools.
+        written: True if the texts of special tokens are shown, too, since they mark tool calls.
     """
 
     def __init__(
@@ -240,12 +240,12 @@ class TextStream:
         self._deltas: list[TextDelta] = []
 
     def feed(self, token: int) -> bool:
-        """Take one token, and return whether it completes a stop string."""
+        """Add one token, and return True if it completes a stop string."""
         shown = self._detokenizer.feed(token)
         if self._stops is None and self._splitter is None and not self._written:
             self._deltas.append(TextDelta(text=shown))
             return False
-        # A special token has a text, too, which is usually not shown.
+        # The text of a special token is usually not shown.
         text, ended = Text.plain(shown), False
         if token in self._special and not self._tokenizer.decode([token], skip_special_tokens=True):
             special = self._tokenizer.decode([token], skip_special_tokens=False)
@@ -256,10 +256,10 @@ class TextStream:
         return ended
 
     def take(self, tokens: Sequence[int]) -> list[TextDelta]:
-        """Return the text of each of some tokens; that of the last one may still be missing.
+        """Return the text of each token; that of the last one may still be incomplete.
 
         Args:
-            tokens: those fed since the last call, and others, which are fed now.
+            tokens: all tokens since the last call; those not fed yet are fed now.
         """
         for token in tokens[len(self._deltas) :]:
             self.feed(token)
@@ -278,7 +278,7 @@ class TextStream:
 
     @cached_property
     def _special(self) -> set[int]:
-        """Ids that may have a text that is not shown."""
+        """The ids whose text may be hidden."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         return {*added, *getattr(self._tokenizer, "all_special_ids", ())}
 
@@ -302,10 +302,10 @@ def text_events(
 
     Args:
         events: of the decoder.
-        text: takes the tokens.
-        curve: what steps cost.
-        cancelled: asked after every step; true ends the answer as interrupted.
-        answering: a context around all of it.
+        text: turns the tokens into text.
+        curve: the cost of steps.
+        cancelled: called after every step; True ends the answer as interrupted.
+        answering: a context around the whole answer.
     """
     context, costs = 0, dict[tuple[int, int], float | None]()
     with answering, contextlib.closing(events):

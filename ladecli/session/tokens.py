@@ -1,4 +1,4 @@
-"""The token ids of texts and of prompts to fill in the middle, and the text of a single token."""
+"""Token ids of texts and of fill-in-the-middle prompts, and the text of a single token."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FORMS = (
 CODESTRAL = ("[SUFFIX]", "[PREFIX]")
 """Codestral's tokens, before the suffix and before the prefix, which the middle continues."""
 ENDS = ("<|file_sep|>", "<file_sep>", "<|repo_name|>", "<|fim_pad|>", "\u2581<EOT>")
-"""Other tokens that end a middle."""
+"""Other tokens that end the middle."""
 
 
 def speller(tokenizer: Any) -> Callable[[int], str]:
     """Return a function from a token id to its text, including a space at its start.
 
     Some tokenizers drop the space at the start of a text, so a token is decoded twice in a row, and
-    the second copy counts.
+    the second copy is returned.
     """
 
     def spell(token: int) -> str:
@@ -45,8 +45,8 @@ def speller(tokenizer: Any) -> Callable[[int], str]:
 
 
 def bytes_of(tokenizer: Any, token: int) -> bytes | None:
-    """Return the bytes that a token adds to a text, which may be a part of a character; None if its
-    name does not show them."""
+    """Return the bytes that a token adds to a text, perhaps a part of a character; None if its name
+    does not contain them."""
     name = str(tokenizer.convert_ids_to_tokens(token))
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     state = b"" if decoder is None else bytes(decoder.__getstate__())
@@ -77,7 +77,7 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
 
     if threading.current_thread() is threading.main_thread():
         with _without_rust_messages():
-            # In a thread, since Ctrl-C cannot interrupt a call of the library tokenizers.
+            # In a thread, since Ctrl-C cannot interrupt a call into the library tokenizers.
             thread = threading.Thread(target=encode, daemon=True)
             thread.start()
             thread.join()
@@ -107,7 +107,7 @@ def _without_rust_messages() -> Iterator[None]:
 
 
 def shortened(tokenizer: Any, text: str, most: int) -> str:
-    """Return a text that has at most 2 * `most` tokens, or a beginning of it that has more.
+    """Return the text if it has at most 2 * `most` tokens, else a beginning of it that has more.
 
     Encoding four megabytes takes many seconds, only to find that they do not fit.
     """
@@ -145,7 +145,7 @@ def fill_in(tokenizer: Any, before: str, after: str) -> list[int]:
 
 
 def fill_in_stops(tokenizer: Any) -> tuple[str, ...]:
-    """Return the texts of the tokens that end a middle."""
+    """Return the texts of the tokens that end the middle."""
     known = tokenizer.get_vocab()
     tokens = [token for form in (*FORMS, CODESTRAL, ENDS) for token in form if token in known]
     return tuple(token.lstrip("\u2581") for token in tokens)

@@ -1,4 +1,4 @@
-"""Calls of tools in the text of an answer, read in the forms in which models write them."""
+"""Tool calls in the text of an answer, parsed in the forms that models write."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TAGS = {
     "<start_function_call>": "<end_function_call>",  # FunctionGemma
     "<function=": "</function>",  # Qwen3-Coder and Llama 3.1
 }
-"""Marks around one call, of whatever form, by the mark that opens it."""
+"""The opening and closing marks around one call."""
 LISTS = ("[TOOL_CALLS]", "<|python_tag|>")
-"""Marks before calls that end with the text: Mistral's and Llama's."""
+"""Marks before calls that go on to the end of the text: Mistral's and Llama's."""
 FENCE = "```"
 MARKS = (*TAGS, *LISTS, FENCE)
 QUOTES = ("<escape>", '<|"|>')
-"""What Gemma's models write in place of the quotes of a string."""
+"""Marks that Gemma's models write in place of the quotes of a string."""
 _JSON = json.JSONDecoder(strict=False)
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _BARE = re.compile(r"\s*(?=\{|\[\s*\{).")
@@ -34,7 +34,7 @@ _PARAMETERS = (
     re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.S),  # GLM
 )
 Tool: TypeAlias = Mapping[str, Any]
-"""A tool as OpenAI's protocol and chat templates have it."""
+"""A tool in the form of OpenAI's protocol and of chat templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,23 @@ class ToolCall:
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as a text of JSON."""
+        """The arguments as JSON."""
         return json.dumps(self.arguments, ensure_ascii=False)
 
     def written(self) -> str:
-        """Return the call as a model with tags writes it."""
+        """Return the call between tags."""
         call = {"name": self.name, "arguments": self.arguments}
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
 
 class CallReader:
-    """Separates calls from the other text of an answer, as it comes.
+    """Separates calls from the other text of an answer, while it arrives.
 
-    Text that only looks like a call stays text, and so does half a call at the end.
+    Text that only looks like a call stays text, and so does an incomplete call at the end.
 
     Args:
-        tools: that the model may call; JSON without a mark is a call if it names one of them.
-        special: the texts of special tokens, which are no part of the other text.
+        tools: the tools that the model may call; JSON without a mark is a call if it names one.
+        special: the texts of special tokens, which are removed from the other text.
     """
 
     def __init__(self, tools: Sequence[Tool], special: Collection[str] = ()) -> None:
@@ -70,22 +70,22 @@ class CallReader:
         self._schemas = {function["name"]: function.get("parameters") for function in functions}
         self._special = [text for text in special if text]
         self._held = ""  # may be a call, or the start of a mark
-        self._searched = 0  # characters of it that are no call
-        self._at_start = True  # whether nothing but blanks and calls came before
+        self._searched = 0  # characters of it that are not a call
+        self._at_start = True  # only blanks and calls came before
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Return the other text and the calls that are certain after more text."""
+        """Add text; return the other text and the calls that are certain."""
         self._held += text
         return self._read(ended=False)
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """Return what was held back, at the end of the answer."""
+        """Return the text and calls that were held back, at the end of the answer."""
         return self._read(ended=True)
 
     def _read(self, ended: bool) -> tuple[str, list[ToolCall]]:
         plain, calls = "", list[ToolCall]()
-        while (found := self._next_mark()) is not None:
-            mark, at = found
+        while (match := self._next_mark()) is not None:
+            mark, at = match
             call_list, end = self._parse(mark, self._held[at:], ended)
             if end is None and not ended:  # it may become a call
                 plain += self._take(at)
@@ -98,20 +98,20 @@ class CallReader:
                 self._searched = at + max(len(mark), 1)
         unsure = 0 if ended else max(overlap(self._held, mark) for mark in MARKS)
         if self._at_start and not ended and self._held.strip() in ("", "["):
-            unsure = len(self._held)  # blanks before a call are no text
+            unsure = len(self._held)  # blanks before a call are dropped
         plain += self._take(len(self._held) - unsure)
         return plain, calls
 
     def _next_mark(self) -> tuple[str, int] | None:
-        """Return the next mark of a call and its place, if there is one; "" for JSON at the start
-        of the answer."""
+        """Return the next mark of a call and its position, if there is one; the mark is "" for JSON
+        at the start of the answer."""
         if self._at_start and (match := _BARE.match(self._held)) and match.end() > self._searched:
             return "", match.end() - 1
         match = _MARK.search(self._held, self._searched)
         return (match[0], match.start()) if match else None
 
     def _take(self, end: int) -> str:
-        """Return the text before a place as text that is no call."""
+        """Remove the text before a position and return it as other text."""
         text, self._held = self._held[:end], self._held[end:]
         self._searched = max(self._searched - end, 0)
         for special in self._special:
@@ -122,7 +122,8 @@ class CallReader:
         return text
 
     def _parse(self, mark: str, text: str, ended: bool) -> tuple[list[ToolCall], int | None]:
-        """Return the calls at the start of a text, and their length; None if more text decides."""
+        """Return the calls at the start of a text, and their length; None if it takes more text to
+        decide."""
         if close := TAGS.get(mark):
             end = text.find(close)
             if end < 0 and not ended:
@@ -145,7 +146,7 @@ class CallReader:
         try:
             value, end = _JSON.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            # Half a string, or half a word, at the end is not wrong yet.
+            # A string or word that is cut at the end may still become valid.
             half = error.msg.startswith("Unterminated") or len(text) - error.pos < len("false")
             return [], None if half else 0
         calls = self._of_json(value, known=True)
@@ -176,7 +177,7 @@ class CallReader:
         return [ToolCall(name, arguments)] if isinstance(arguments, dict) else []
 
     def _listed(self, text: str) -> list[ToolCall]:
-        """Return the calls after a mark that has no other: JSON, or names before JSON."""
+        """Return the calls after a mark without a closing one: JSON, or names before JSON."""
         calls: list[ToolCall] = []
         for special in self._special:
             if special not in (*LISTS, "[ARGS]", "[CALL_ID]"):
@@ -197,7 +198,7 @@ class CallReader:
         return calls
 
     def _of_json(self, value: Any, known: bool = False) -> list[ToolCall]:
-        """Return the calls in a value of JSON, all or none; `known` demands names of tools."""
+        """Return the calls in a JSON value, all or none; `known` requires the names of tools."""
         calls: list[ToolCall] = []
         for item in value if isinstance(value, list) else [value]:
             function = item.get("function", item) if isinstance(item, dict) else None
@@ -215,7 +216,7 @@ class CallReader:
         return calls
 
     def _typed(self, name: str, key: str, text: str) -> Any:
-        """Return a parameter of the type that its schema states; a text if it states none."""
+        """Return a parameter in the type of its schema, by default as text."""
         properties = (self._schemas.get(name) or {}).get("properties") or {}
         kind = (properties.get(key) or {}).get("type", "string")
         if kind == "string":
@@ -227,7 +228,7 @@ class CallReader:
 
 
 def _gemma(text: str) -> Any:
-    """Return the object that Gemma's models write: keys without quotes, strings in marks."""
+    """Parse an object in the form of Gemma's models: keys without quotes, strings in marks."""
     pieces = re.split("|".join(map(re.escape, QUOTES)), text)
     for number, piece in enumerate(pieces):
         if number % 2:
@@ -241,8 +242,8 @@ def _gemma(text: str) -> Any:
 
 
 def with_tools_as_text(messages: Iterable[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-    """Return messages for a template without tools: a system message names them, and what was
-    called and answered is text between tags."""
+    """Return messages for a template without tools: a system message lists the tools, and calls and
+    results become text between tags."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     form = '<tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>'
     about = (
@@ -274,7 +275,7 @@ def with_tools_as_text(messages: Iterable[Mapping[str, Any]], tools: Sequence[To
 
 
 def arguments_of(text: Any) -> Any:
-    """Return the arguments of a call in OpenAI's form, a text of JSON, as an object."""
+    """Return the arguments of a call, which OpenAI's protocol has as JSON, as an object."""
     try:
         return _JSON.decode(text) if isinstance(text, str) else text
     except ValueError:

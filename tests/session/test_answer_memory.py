@@ -12,7 +12,7 @@ import pytest
 
 from ladecli.models.load import load
 from ladecli.options.answer import ChatRequest
-from ladecli.session.answer_memory import KEPT, RECALLED, SHORTEST, AnswerMemory
+from ladecli.session.answer_memory import MAX_BYTES, MAX_RECALLED, MIN_ANSWER, AnswerMemory
 from ladecli.session.session import Session
 from tests.support.files import file_sizes
 from tests.support.hub import plan
@@ -95,25 +95,25 @@ def test_the_most_alike_answers_come_first(session: Session, home: Path) -> None
     memory = memory_of(session)
     for first in (0, 50, 100, 50):  # the same once more is kept once
         memory.keep(answer(first))
-    memory.keep([7] * (SHORTEST - 1))
+    memory.keep([7] * (MIN_ANSWER - 1))
     assert [ids[0] for ids in recalled(session, answer(60, 5))] == [50, 100, 0]
 
 
 def test_drafts_learn_within_bounds(session: Session, home: Path) -> None:
     memory = memory_of(session)
     for number in range(6):
-        memory.keep([number] * (RECALLED // 4))
+        memory.keep([number] * (MAX_RECALLED // 4))
     assert [ids[0] for ids in recalled(session, [2])] == [2, 5, 4, 3]
-    memory.keep([1] * 2 * RECALLED)
-    assert recalled(session, [1]) == [[1] * RECALLED]
+    memory.keep([1] * 2 * MAX_RECALLED)
+    assert recalled(session, [1]) == [[1] * MAX_RECALLED]
 
 
 def test_the_oldest_answers_make_room(session: Session, home: Path) -> None:
     memory = memory_of(session)
     for number in range(6):
-        memory.keep([number] * (KEPT // 16))
+        memory.keep([number] * (MAX_BYTES // 16))
     (path,) = home.glob(FILES)
-    assert path.stat().st_size <= KEPT
+    assert path.stat().st_size <= MAX_BYTES
     assert recalled(session, [2])[0][0] == 5, "that of 2 is gone"
     assert recalled(session, [3])[0][0] == 3
 

@@ -24,7 +24,7 @@ from ladecli.models import device
 from ladecli.models.device import Device
 from ladecli.options.answer import GenerateRequest, RankedOptions
 from ladecli.session import opening
-from ladecli.session.place import Place, assign_device, find_place
+from ladecli.session.rank_info import RankInfo, assign_device, find_rank
 from ladecli.session.session import Session, Settings
 from ladecli.view.terminal import Terminal
 from tests.support import processes
@@ -212,15 +212,15 @@ def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> N
 def test_the_place_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():  # another launcher's
         monkeypatch.setenv(name, value)
-    assert find_place(RankedOptions()) == Place()
+    assert find_rank(RankedOptions()) == RankInfo()
     launch(monkeypatch, 5, 8, 1, 4)
-    assert find_place(RankedOptions()) == Place(5, 8, 1, 4, launched=True)
+    assert find_rank(RankedOptions()) == RankInfo(5, 8, 1, 4, launched=True)
 
 
 def test_ranks_that_share_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Device("cuda", f"cuda:{number}", "H100") for number in range(2)]
     monkeypatch.setattr(device, "present", lambda: gpus)
     monkeypatch.setattr(device, "detect", lambda _: gpus[0])
-    assert assign_device(RankedOptions(), Place(3, 4, 1, 2, launched=True)).device == "cuda:1"
+    assert assign_device(RankedOptions(), RankInfo(3, 4, 1, 2, launched=True)).device == "cuda:1"
     with pytest.raises(UsageError, match=r"^4 ranks .* need a GPU each, and here are 2"):
-        assign_device(RankedOptions(), Place(0, 4, 0, 4))
+        assign_device(RankedOptions(), RankInfo(0, 4, 0, 4))
