@@ -1,1 +1,1 @@
-"""`lade serve`: OpenAI's protocol over HTTP, for programs that speak it."""
+"""`lade serve`: an OpenAI-compatible HTTP server."""

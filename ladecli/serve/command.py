@@ -1,4 +1,4 @@
-"""`lade serve`: one model for every program that speaks OpenAI's protocol."""
+"""`lade serve`: start and stop the server."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ..session.session import Session
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
-"""What the extra `serve` brings."""
+"""The packages of the extra `serve`."""
 BACKLOG = 1024
-"""Connections that the system keeps until they are taken."""
+"""The length of the system's queue of connections."""
 
 
 def run(request: ServeRequest) -> int:
@@ -48,10 +48,10 @@ def run(request: ServeRequest) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections, which wait until they are answered.
+    """Return a listening socket; connections wait in its queue while the model loads.
 
     Raises:
-        UsageError: there is no such address, or another program has it.
+        UsageError: there is no such address, or another program uses it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -65,7 +65,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _serve(
     request: ServeRequest, session: Session, listener: socket.socket, terminal: Terminal
 ) -> None:
-    """Answer requests until a signal ends it; errors as `run`."""
+    """Answer requests until a signal arrives; errors as for `run`."""
     import uvicorn
 
     from .app import is_loopback, make_app
@@ -97,15 +97,15 @@ def _serve(
 
 @contextlib.contextmanager
 def _in_background(server: uvicorn.Server, listener: socket.socket) -> Iterator[None]:
-    """Run a web server at a socket in a thread of its own, and end it with the block."""
+    """Run a web server on a socket in its own thread, and end it with the block."""
     thread = threading.Thread(target=server.run, args=([listener],), name="server")
     thread.start()
     try:
         yield
-    except KeyboardInterrupt:  # the second one, which waits for no client
+    except KeyboardInterrupt:  # the second Ctrl-C does not wait for clients
         server.force_exit = True
         raise
     finally:
         server.should_exit = True
-        # From Python 3.12 on it waits for clients all the same; the process ends without it.
+        # From Python 3.12 on uvicorn waits for clients even so; the process ends without it.
         thread.join(0.2 if server.force_exit else None)

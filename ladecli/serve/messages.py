@@ -1,4 +1,4 @@
-"""Anthropic's Messages: their requests as conversations, and answers as their blocks and events."""
+"""Anthropic's Messages: requests become conversations, answers become blocks and events."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .forms import event, new_id
-from .schema import ChatBody, Refused, RequestObject
-from .worker import Part
+from .schema import ChatBody, RequestError, RequestObject
+from .worker import AnswerDelta
 
 NAMES = {"name": "name", "description": "description", "input_schema": "parameters"}
-"""Fields of a tool, and what OpenAI calls them."""
+"""Fields of a tool, with OpenAI's names for them."""
 CHOICES = {"any": "required", "none": "none", "auto": "auto"}
-"""Which tools must be called, and what OpenAI calls it."""
+"""Types of `tool_choice`, with OpenAI's names for them."""
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-"""Why an answer ends."""
+"""OpenAI's finish reasons, with Anthropic's names for them."""
 
 
 class MessagesBody(RequestObject):
@@ -37,7 +37,7 @@ class MessagesBody(RequestObject):
         """Return the request as one of /v1/chat/completions.
 
         Raises:
-            ValidationError, Refused: it has no such form.
+            ValidationError, RequestError: it cannot be expressed as one.
         """
         tools = [
             {
@@ -69,7 +69,7 @@ class MessagesBody(RequestObject):
 
 
 def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a message in OpenAI's form: results of tools are messages of their own."""
+    """Yield a message in OpenAI's form, in which results of tools are separate messages."""
     content, role = message.get("content"), message.get("role")
     if not isinstance(content, list):
         yield {"role": role, "content": content}
@@ -83,12 +83,12 @@ def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
             function = {"name": block.get("name"), "arguments": block.get("input") or {}}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            said = block.get("content") or ""
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said}
+            result = block.get("content") or ""
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
         elif kind == "thinking":
             reasoning += block.get("thinking") or ""
         elif kind != "redacted_thinking":
-            raise Refused(400, f"messages: blocks of the type {kind} are not known here")
+            raise RequestError(400, f"messages: blocks of the type {kind} are not known here")
     if texts or calls:
         yield {
             "role": role,
@@ -103,52 +103,52 @@ class MessagesForm:
 
     Args:
         model: the name of the model.
-        wanted: the request.
+        body: the request.
     """
 
-    def __init__(self, model: str, wanted: ChatBody) -> None:
+    def __init__(self, model: str, body: ChatBody) -> None:
         self._about = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
         self._blocks: list[dict[str, Any]] = []  # so far
-        self._open: str | None = None  # the type of the last one, if it goes on
+        self._open: str | None = None  # the type of the last one, if it is incomplete
 
-    def whole(self, part: Part) -> dict[str, Any]:
+    def whole(self, delta: AnswerDelta) -> dict[str, Any]:
         """See `ChatForm.whole`."""
-        for _ in self.add(part):
+        for _ in self.add(delta):
             pass
         content = self._blocks or [{"type": "text", "text": ""}]
-        return self._about | {"content": content} | _ending(part) | {"usage": _usage(part)}
+        return self._about | {"content": content} | _ending(delta) | {"usage": _usage(delta)}
 
     def begin(self) -> Iterator[str]:
         """See `ChatForm.begin`."""
-        message: dict[str, Any] = {**self._about, "content": [], **_ending(Part())}
+        message: dict[str, Any] = {**self._about, "content": [], **_ending(AnswerDelta())}
         message |= {"stop_reason": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
         yield _event("message_start", message=message)
 
-    def add(self, part: Part) -> Iterator[str]:
+    def add(self, delta: AnswerDelta) -> Iterator[str]:
         """See `ChatForm.add`."""
-        for kind, text in (("thinking", part.reasoning), ("text", part.text)):
+        for kind, text in (("thinking", delta.reasoning), ("text", delta.text)):
             if text:
                 if self._open != kind:
                     signature = {"signature": ""} if kind == "thinking" else {}
                     yield from self._begun({"type": kind, kind: "", **signature})
                 self._blocks[-1][kind] += text
                 yield self._delta({"type": f"{kind}_delta", kind: text})
-        for call in part.calls:
+        for call in delta.calls:
             block = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
             yield from self._begun(block)
             block["input"] = call.arguments
             yield self._delta({"type": "input_json_delta", "partial_json": call.arguments_text})
 
-    def end(self, part: Part) -> Iterator[str]:
+    def end(self, delta: AnswerDelta) -> Iterator[str]:
         """See `ChatForm.end`."""
         yield from self._closed()
-        yield _event("message_delta", delta=_ending(part), usage=_usage(part))
+        yield _event("message_delta", delta=_ending(delta), usage=_usage(delta))
         yield _event("message_stop")
 
     def failed(self, error: dict[str, Any]) -> str:
         """See `ChatForm.failed`."""
-        told = {"type": error["error"]["type"], "message": error["error"]["message"]}
-        return _event("error", error=told)
+        fields = {"type": error["error"]["type"], "message": error["error"]["message"]}
+        return _event("error", error=fields)
 
     def _begun(self, block: dict[str, Any]) -> Iterator[str]:
         """Yield the event of a new block, after the end of the one before."""
@@ -167,12 +167,12 @@ class MessagesForm:
         self._open = None
 
 
-def _ending(part: Part) -> dict[str, Any]:
-    return {"stop_reason": REASONS.get(part.finish or "", "end_turn"), "stop_sequence": None}
+def _ending(delta: AnswerDelta) -> dict[str, Any]:
+    return {"stop_reason": REASONS.get(delta.finish or "", "end_turn"), "stop_sequence": None}
 
 
-def _usage(part: Part) -> dict[str, Any]:
-    counts = part.totals["usage"]
+def _usage(delta: AnswerDelta) -> dict[str, Any]:
+    counts = delta.totals["usage"]
     cached = counts["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": counts["prompt_tokens"] - cached,

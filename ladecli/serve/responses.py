@@ -1,4 +1,4 @@
-"""OpenAI's Responses: their requests as conversations, and answers as their items and events."""
+"""OpenAI's Responses: requests become conversations, answers become items and events."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .forms import event, new_id
-from .schema import ChatBody, Refused, RequestObject
-from .worker import Part
+from .schema import ChatBody, RequestError, RequestObject
+from .worker import AnswerDelta
 
-KINDS = ("function", "custom")
+TOOL_TYPES = ("function", "custom")
 """Types of tools that the client runs; others (web search, Codex's groups) are left out."""
 
 
@@ -39,14 +39,14 @@ class ResponsesBody(RequestObject):
         """Return the request as one of /v1/chat/completions.
 
         Raises:
-            ValidationError, Refused: it has no such form.
+            ValidationError, RequestError: it cannot be expressed as one.
         """
         tools = [
             {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
             if tool.get("type") == "function"
             else tool
             for tool in self.tools or ()
-            if tool.get("type") in KINDS
+            if tool.get("type") in TOOL_TYPES
         ]
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "function":
@@ -66,7 +66,7 @@ class ResponsesBody(RequestObject):
         return ChatBody.model_validate(fields)
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the messages of a conversation; calls join the message of the assistant."""
+        """Return the messages of a conversation; calls become part of the assistant's message."""
         items = self.input
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
@@ -95,12 +95,14 @@ class ResponsesBody(RequestObject):
             elif kind == "reasoning":
                 reasoning = "".join(part.get("text", "") for part in item.get("content") or ())
             else:
-                raise Refused(400, f"input: {number}: items of the type {kind} are not known here")
+                raise RequestError(
+                    400, f"input: {number}: items of the type {kind} are not known here"
+                )
         return messages
 
 
 def _content(content: Any) -> Any:
-    """Return a content with parts of the type text."""
+    """Return a content with all text parts in the form of chats."""
     if not isinstance(content, list):
         return content
     kinds = ("input_text", "output_text")
@@ -113,7 +115,7 @@ def _content(content: Any) -> Any:
 
 
 def _format(form: Any) -> Any:
-    """Return the format of an answer as chats have it."""
+    """Return the format of an answer in the form of chats."""
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
@@ -124,36 +126,36 @@ class ResponseForm:
 
     Args:
         model: the name of the model.
-        wanted: the request.
+        body: the request.
     """
 
-    def __init__(self, model: str, wanted: ChatBody) -> None:
-        self._wanted = wanted
+    def __init__(self, model: str, body: ChatBody) -> None:
+        self._body = body
         self._about = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
         self._model = model
         self._number = 0  # of the next event
-        self._items: list[dict[str, Any]] = []  # that are complete
-        self._open: dict[str, Any] | None = None  # the item that is being written
+        self._items: list[dict[str, Any]] = []  # complete ones
+        self._open: dict[str, Any] | None = None  # the incomplete item
 
-    def whole(self, part: Part) -> dict[str, Any]:
+    def whole(self, delta: AnswerDelta) -> dict[str, Any]:
         """See `ChatForm.whole`."""
-        for _ in chain(self.add(part), self._closed()):
+        for _ in chain(self.add(delta), self._closed()):
             pass
-        return self._response(part)
+        return self._response(delta)
 
     def begin(self) -> Iterator[str]:
         """See `ChatForm.begin`."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response(None))
 
-    def add(self, part: Part) -> Iterator[str]:
+    def add(self, delta: AnswerDelta) -> Iterator[str]:
         """See `ChatForm.add`."""
-        for kind, text in (("reasoning", part.reasoning), ("message", part.text)):
+        for kind, text in (("reasoning", delta.reasoning), ("message", delta.text)):
             if text:
                 if self._open is None or self._open["type"] != kind:
                     yield from self._begun(kind)
                 yield self._grown(text)
-        for call in part.calls:
+        for call in delta.calls:
             yield from self._closed()
             item = {"id": new_id("fc_"), "type": "function_call", "call_id": new_id("")[:9]}
             item |= {"name": call.name, "arguments": "", "status": "in_progress"}
@@ -166,19 +168,19 @@ class ResponseForm:
             )
             yield self._done(item)
 
-    def end(self, part: Part) -> Iterator[str]:
+    def end(self, delta: AnswerDelta) -> Iterator[str]:
         """See `ChatForm.end`."""
         yield from self._closed()
-        response = self._response(part)
+        response = self._response(delta)
         yield self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: dict[str, Any]) -> str:
         """See `ChatForm.failed`."""
-        told = {
+        fields = {
             "code": error["error"]["code"] or "server_error",
             "message": error["error"]["message"],
         }
-        response = self._response(None) | {"status": "failed", "error": told}
+        response = self._response(None) | {"status": "failed", "error": fields}
         return self._event("response.failed", response=response)
 
     def _begun(self, kind: str) -> Iterator[str]:
@@ -222,8 +224,8 @@ class ResponseForm:
 
     def _about_part(self, kind: str, **content: Any) -> str:
         assert self._open is not None
-        place = {"item_id": self._open["id"], "content_index": 0}
-        return self._about_item(f"response.{kind}", **place, **content)
+        ids = {"item_id": self._open["id"], "content_index": 0}
+        return self._about_item(f"response.{kind}", **ids, **content)
 
     def _about_item(self, kind: str, **content: Any) -> str:
         return self._event(kind, output_index=len(self._items), **content)
@@ -232,13 +234,13 @@ class ResponseForm:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **content}, kind)
 
-    def _response(self, part: Part | None) -> dict[str, Any]:
-        """Return the whole object; `part` is the last one, or None while the answer comes."""
-        cut = part is not None and part.finish == "length"
-        wanted = self._wanted
+    def _response(self, delta: AnswerDelta | None) -> dict[str, Any]:
+        """Return the whole object; `delta` is the last one, or None before the end."""
+        cut = delta is not None and delta.finish == "length"
+        body = self._body
         usage = None
-        if part is not None:
-            counts = part.totals["usage"]
+        if delta is not None:
+            counts = delta.totals["usage"]
             usage = {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
@@ -246,9 +248,9 @@ class ResponseForm:
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": counts["total_tokens"],
             }
-        figures = {} if part is None else {"lade": part.totals["lade"]}
+        figures = {} if delta is None else {"lade": delta.totals["lade"]}
         return self._about | {
-            "status": "in_progress" if part is None else "incomplete" if cut else "completed",
+            "status": "in_progress" if delta is None else "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "error": None,
             "model": self._model,
@@ -256,12 +258,12 @@ class ResponseForm:
             "usage": usage,
             "instructions": None,
             "metadata": {},
-            "parallel_tool_calls": wanted.parallel_tool_calls is not False,
-            "tools": [{"type": "function", **tool["function"]} for tool in wanted.tools or ()],
-            "tool_choice": wanted.tool_choice or "auto",
-            "temperature": wanted.temperature,
-            "top_p": wanted.top_p,
-            "max_output_tokens": wanted.max_tokens,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "tools": [{"type": "function", **tool["function"]} for tool in body.tools or ()],
+            "tool_choice": body.tool_choice or "auto",
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "max_output_tokens": body.max_tokens,
             "previous_response_id": None,
             "store": False,
             "truncation": "disabled",

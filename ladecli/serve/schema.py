@@ -1,6 +1,6 @@
-"""What clients send: OpenAI's requests as far as they are answered here, and what is refused.
+"""The request bodies of OpenAI's completions, as far as they are supported.
 
-Fields that are not known are ignored, unless to ignore one would change what an answer means.
+Unknown fields are ignored, but fields that would change the meaning of an answer are refused.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from pydantic import (
 from ..session.conversation import OpenAIMessage, TextPart, as_parts
 
 PROMPTS = 100
-"""Prompts of a request."""
+"""The most prompts of a request."""
 STOPS = 16
-"""Texts that may end an answer; they are looked for after every token."""
+"""The most stop strings of a request; every token is checked against all of them."""
 STOP_LENGTH = 1000
-"""Characters of one."""
+"""The most characters of a stop string."""
 TOP_LOGPROBS = 20
-"""Tokens at a place that are named with their log-probabilities."""
+"""The most tokens per position with log-probabilities."""
 _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),
     "functions": ([],),
     "function_call": ("none", "auto"),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
     **dict.fromkeys(("audio", "web_search_options"), ()),
-    # llama.cpp's and vLLM's limits of what an answer may be.
+    # llama.cpp's and vLLM's constraints of answers.
     **dict.fromkeys(("grammar", "json_schema", "structured_outputs"), ()),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     **dict.fromkeys(("echo", "continue_final_message"), (False,)),
     "logit_bias": ({},),
     "modalities": (["text"],),
 }
-"""Fields that ask for what there is not, with the values that do not ask for it."""
+"""Unsupported fields, with the values that are accepted because they change nothing."""
 
 
-class Refused(HTTPException):
-    """A request that is not answered.
+class RequestError(HTTPException):
+    """An error response to a request.
 
     Args:
         status: of HTTP.
-        message: one line: what is wrong, and the fix.
-        param: the field that is wrong.
-        code: a name for programs.
+        message: one line: the fault and the fix.
+        param: the name of the invalid field.
+        code: the error code for programs.
         headers: of the response.
     """
 
@@ -68,11 +68,11 @@ class Refused(HTTPException):
 
 
 _LEVELS = {"minimal": "low", "xhigh": "high"}
-"""OpenAI's other levels of reasoning, as ours."""
+"""OpenAI's other reasoning efforts, with our names for them."""
 
 
 def _one_or_more(value: Any) -> Any:
-    """Return a text, or the ids of its tokens, as a list of one."""
+    """Return a single text, or a single list of token ids, as a list of one."""
     is_ids = isinstance(value, list) and [*map(type, value[:1])] == [int]
     return [value] if is_ids or isinstance(value, str) else value
 
@@ -85,7 +85,7 @@ _Body = TypeVar("_Body", bound="_AnswerBody")
 
 
 def _tools(value: Any) -> Any:
-    """The tools as templates take them."""
+    """Return the tools after checking them."""
     for number, tool in enumerate(value if isinstance(value, list) else ()):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
@@ -115,13 +115,13 @@ class Prediction(RequestObject):
 
 
 class SchemaFormat(RequestObject):
-    """A schema that an answer fits."""
+    """The JSON schema of a response format."""
 
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(RequestObject):
-    """What an answer is: a text, any object as JSON, or JSON that fits a schema."""
+    """The format of an answer: a text, any JSON object, or JSON that fits a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
@@ -141,13 +141,13 @@ class ResponseFormat(RequestObject):
 
 
 class _AnswerBody(RequestObject):
-    """What a client wants; None is what the server was started with."""
+    """The fields that all requests have; None stands for the server's own setting."""
 
     model_config = ConfigDict(extra="allow")
 
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    # 0 and -1 are no limit, as in LM Studio and llama.cpp
+    # 0 and -1 mean no limit, as in LM Studio and llama.cpp
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=-1)] | None = None  # its newer name
     stop: _Stops | None = None
@@ -164,18 +164,18 @@ class _AnswerBody(RequestObject):
         """Return the request as one of OpenAI's completions."""
         return self
 
-    def alone(self: _Body) -> list[_Body]:
+    def per_prompt(self: _Body) -> list[_Body]:
         """Return a request for each answer."""
         return [self]
 
     def check(self) -> None:
-        """Refuse what would be answered otherwise than it is meant."""
+        """Raise a RequestError if a field is unsupported or contradicts another."""
         for name, others in _ONLY.items():
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in others:
                 only = f"only {json.dumps(others[0])} is" if others else "it is not"
-                raise Refused(400, f"{name}: {only} supported here; leave it out", name)
-        self.__pydantic_extra__ = None  # which may be as large as the body
+                raise RequestError(400, f"{name}: {only} supported here; leave it out", name)
+        self.__pydantic_extra__ = None  # frees unknown fields, which may be large
 
     @property
     def callable(self) -> list[dict[str, Any]]:
@@ -189,19 +189,19 @@ class _AnswerBody(RequestObject):
 
     @property
     def alternatives(self) -> int | None:
-        """Tokens at each place that are wanted with log-probabilities; None for none at all."""
+        """The number of tokens per position with log-probabilities; None without any."""
         return None
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the server that this replaces, by key."""
+        """The server's options that this request overrides, by key."""
         names = ("stop", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-        given = {name: getattr(self, name) for name in (*names, "ignore_eos")}
+        values = {name: getattr(self, name) for name in (*names, "ignore_eos")}
         limit = self.max_completion_tokens or self.max_tokens or 0
-        given["max_new_tokens"] = limit if limit > 0 else None
-        if self.top_k == -1:  # vLLM's word for all tokens
-            given["top_k"] = 0
-        return {key: value for key, value in given.items() if value is not None}
+        values["max_new_tokens"] = limit if limit > 0 else None
+        if self.top_k == -1:  # vLLM's value for all tokens
+            values["top_k"] = 0
+        return {key: value for key, value in values.items() if value is not None}
 
 
 class ChatBody(_AnswerBody):
@@ -219,9 +219,9 @@ class ChatBody(_AnswerBody):
 
     @property
     def effort(self) -> str | None:
-        """The level of reasoning, as ours."""
-        asked = self.reasoning_effort
-        return asked and _LEVELS.get(asked, asked)
+        """The reasoning effort by our name."""
+        effort = self.reasoning_effort
+        return effort and _LEVELS.get(effort, effort)
 
     @property
     def callable(self) -> list[dict[str, Any]]:
@@ -231,17 +231,17 @@ class ChatBody(_AnswerBody):
     @property
     def schema_of_answers(self) -> dict[str, Any] | None:
         """See `_AnswerBody`."""
-        asked = self.response_format and self.response_format.schema_of_answers
+        text_schema = self.response_format and self.response_format.schema_of_answers
         must_call = bool(self.callable) and self.tool_choice not in (None, "auto")
-        if not must_call and not asked:
+        if not must_call and not text_schema:
             return None
         named = self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
-        calls = [
+        schemas = [
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": tool["function"]["name"]},
-                    # Its own references hold here by a name of its own.
+                    # The id keeps the references within the schema valid.
                     "arguments": (tool["function"].get("parameters") or {"type": "object"})
                     | {"$id": f"lade:{number}"},
                 },
@@ -251,7 +251,8 @@ class ChatBody(_AnswerBody):
             for number, tool in enumerate(self.callable)
             if named in (None, tool["function"]["name"])
         ]
-        schemas = [*calls, asked | {"$id": "lade:answer"}] if asked and not must_call else calls
+        if text_schema and not must_call:
+            schemas.append(text_schema | {"$id": "lade:answer"})
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def check(self) -> None:
@@ -261,9 +262,9 @@ class ChatBody(_AnswerBody):
             names = [tool["function"]["name"] for tool in self.tools or ()]
             function = choice.get("function")
             if not isinstance(function, dict) or function.get("name") not in names:
-                raise Refused(400, "tool_choice: it names none of the tools", "tool_choice")
+                raise RequestError(400, "tool_choice: it names none of the tools", "tool_choice")
         if self.top_logprobs and not self.logprobs:
-            raise Refused(400, 'top_logprobs: it needs "logprobs": true', "top_logprobs")
+            raise RequestError(400, 'top_logprobs: it needs "logprobs": true', "top_logprobs")
 
     @property
     def alternatives(self) -> int | None:
@@ -279,10 +280,10 @@ class TextBody(_AnswerBody):
         BeforeValidator(_one_or_more),
         Field(alias="prompt", min_length=1, max_length=PROMPTS),
     ]
-    suffix: str | None = None  # the answer goes between the prompt and it
+    suffix: str | None = None  # the text after the answer, for fill-in-the-middle
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
 
-    def alone(self) -> list[TextBody]:
+    def per_prompt(self) -> list[TextBody]:
         """Return a request for each prompt."""
         return [self.model_copy(update={"prompts": [prompt]}) for prompt in self.prompts]
 
@@ -290,9 +291,11 @@ class TextBody(_AnswerBody):
         """See `_AnswerBody`."""
         super().check()
         if self.stream and len(self.prompts) > 1:
-            raise Refused(400, "stream: it takes one prompt; leave it out for several", "stream")
+            raise RequestError(
+                400, "stream: it takes one prompt; leave it out for several", "stream"
+            )
         if self.suffix and any(isinstance(prompt, list) for prompt in self.prompts):
-            raise Refused(400, "suffix: the prompt before it must be a text", "suffix")
+            raise RequestError(400, "suffix: the prompt before it must be a text", "suffix")
 
     @property
     def alternatives(self) -> int | None:

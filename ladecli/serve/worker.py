@@ -1,7 +1,7 @@
-"""The one decoder of a server: requests in, parts of answers out, one answer after the other.
+"""The worker of a server, which answers one request after the other.
 
-It works in the program's main thread, as every command's decoder does; the server's own thread
-hands it jobs and takes the parts.
+It runs in the program's main thread, as every command's decoder does; the server's own thread
+sends it jobs and receives the deltas of the answers.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from ..session.tokens import bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall
 from ..view.terminal import Terminal
 from .prompts import Prompt, Prompts
-from .schema import ChatBody, CompletionBody, Refused
+from .schema import ChatBody, CompletionBody, RequestError
 
 if TYPE_CHECKING:
     from ..session.session import Session
 
 GRACE = 1.0
-"""Seconds that the answer under way has when the server is told to end."""
-SHORTEST_PART = 0.02
-"""Seconds of an answer that are sent at once: the server's thread takes time from faster steps."""
-LONGEST_WAIT = 0.2
-"""Seconds until the worker checks again whether it was stopped."""
+"""Seconds for the current answer to finish when the server shuts down."""
+MIN_SEND_INTERVAL = 0.02
+"""Seconds between deltas: if every fast step were sent, the server's thread would slow decoding."""
+POLL_INTERVAL = 0.2
+"""Seconds between checks for a shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of an answer: what a step added to it, or several fast ones."""
+class AnswerDelta:
+    """The part of an answer that one step, or several fast steps, added."""
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
-    logprobs: tuple[dict[str, Any], ...] = ()  # of its tokens, as OpenAI's chats have them
-    finish: str | None = None  # why the answer ends, with its last part
-    totals: dict[str, Any] = field(default_factory=dict)  # what the answer took, with that part
+    logprobs: tuple[dict[str, Any], ...] = ()  # of its tokens, in the form of OpenAI's chats
+    finish: str | None = None  # the finish reason, only in the last delta
+    totals: dict[str, Any] = field(default_factory=dict)  # usage and figures, only in the last one
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request on its way."""
+    """A request in the queue or at work."""
 
-    wanted: CompletionBody | None  # None once the client has left
-    give: Callable[[Part | Refused], object]  # takes the parts of the answer, or why there is none
+    body: CompletionBody | None  # None once the client has disconnected
+    give: Callable[[AnswerDelta | RequestError], object]  # receives the answer, or an error
     since: float = field(default_factory=time.monotonic)
 
 
 class Counters:
-    """What was answered so far, in Prometheus' text form."""
+    """Counters of the requests so far, for Prometheus."""
 
     def __init__(self) -> None:
-        # A series more for each, of when it began, is of no use.
+        # The extra series with creation times are of no use.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
         counter = partial(prometheus.Counter, registry=self._registry)
@@ -84,8 +84,8 @@ class Counters:
         """Count a request.
 
         Args:
-            tally: of its answer, whole or not.
-            outcome: why the answer ended, or what became of the request without one.
+            tally: of its answer, complete or not.
+            outcome: the finish reason, or the outcome of a request without an answer.
             waited: seconds in the queue.
         """
         self._requests.labels(outcome).inc()
@@ -93,18 +93,19 @@ class Counters:
         for kind, count in tokens.items():
             self._tokens.labels(kind).inc(count)
         seconds = {"prefill": tally.prefill_seconds, "decode": tally.decode_seconds}
-        for part, each in {"queue": waited, **seconds}.items():
-            self._seconds.labels(part).inc(each)
+        for part, duration in {"queue": waited, **seconds}.items():
+            self._seconds.labels(part).inc(duration)
         self._steps.inc(tally.steps)
         if tally.steps:
             self._mean.set(tally.tokens_per_step)
 
     def refuse(self) -> None:
-        """Count a request that was refused before it came into the queue."""
+        """Count a request that was refused before it was queued."""
         self._requests.labels("refused").inc()
 
     def text(self, waiting: int) -> bytes:
-        """All of them; `waiting` is the number of requests in the queue or at work."""
+        """Return all counters in Prometheus' text form; `waiting` is the number of requests in the
+        queue or at work."""
         self._queue.set(waiting)
         return prometheus.generate_latest(self._registry)
 
@@ -113,15 +114,15 @@ class Worker:
     """Answers jobs until it is stopped.
 
     Args:
-        session: the model at work.
-        request: what holds where clients do not say.
+        session: of the model.
+        request: the server's options, which are the defaults of requests.
 
     Attributes:
         name: of the model.
-        context: tokens of the longest prompt and its answer.
-        counters: of what was answered.
-        jobs: that wait.
-        until: when the answer under way ends, at the latest; no other is taken before that.
+        context: the most tokens of a prompt with its answer.
+        counters: of the requests so far.
+        jobs: the queue.
+        until: the time limit of the current answer, infinite until a shutdown begins.
     """
 
     def __init__(self, session: Session, request: ServeRequest) -> None:
@@ -134,51 +135,52 @@ class Worker:
         self._terminal = Terminal(request.color, request.quiet)
         self._memory = AnswerMemory(session, request, self._terminal.say)
         self._spell = speller(session.loaded.tokenizer)
-        # Signals are handled in the main thread, which a tokenizer would hold for seconds.
+        # Prompts are encoded in their own thread: the main thread handles signals, and a tokenizer
+        # would block it for seconds.
         self._thread = ThreadPoolExecutor(1, "prompt")
         self.until = math.inf
 
     def stop(self) -> None:
-        """Let the answer under way come to its end within `GRACE`, and take no other."""
+        """Let the current answer finish within `GRACE`, and start no other."""
         self.until = min(self.until, time.monotonic() + GRACE)
 
     def run(self, pressed: Callable[[], bool]) -> None:
-        """Answer jobs until `stop`, and refuse those that still wait then.
+        """Answer jobs until `stop`, then refuse the rest of the queue.
 
         Args:
-            pressed: asked after every step; once true it is as `stop`.
+            pressed: called after every step; True has the effect of `stop`.
 
         Raises:
-            DeviceLostError, RankError: nothing can be answered any more; the client knows.
+            DeviceLostError, RankError: the model is lost; the client has received the error.
         """
         try:
             while self.until == math.inf and not pressed():
-                # A signal just before the wait would not end one without a limit.
+                # With a timeout, because a signal just before the wait would not end it.
                 with contextlib.suppress(queue.Empty):
-                    self._answer(self.jobs.get(timeout=LONGEST_WAIT), pressed)
+                    self._answer(self.jobs.get(timeout=POLL_INTERVAL), pressed)
         finally:
             self.stop()
             while not self.jobs.empty():
                 self.jobs.get().give(ending())
 
     def _answer(self, job: Job, pressed: Callable[[], bool]) -> None:
-        """Answer a job, whatever is wrong with it; errors as `run`."""
+        """Answer a job, with an error if that fails; errors as for `run`."""
         tally, began = Tally(), time.monotonic()
-        outcome, wanted = "abandoned", job.wanted
+        outcome, body = "abandoned", job.body
         try:
-            if wanted is not None:
-                prompt = self._thread.submit(self._prompts.prepare, wanted)
-                while not wait([prompt], LONGEST_WAIT).done:
+            if body is not None:
+                prompt = self._thread.submit(self._prompts.prepare, body)
+                while not wait([prompt], POLL_INTERVAL).done:
                     if pressed() or self.until < math.inf:
-                        raise ending()  # a prompt that takes so long has no answer within `GRACE`
+                        raise ending()  # such a long prompt cannot be answered within `GRACE`
 
                 def cancelled() -> bool:
                     if pressed():
                         self.stop()
-                    return job.wanted is None or time.monotonic() > self.until
+                    return job.body is None or time.monotonic() > self.until
 
-                for part in self._parts(wanted, prompt.result(), tally, cancelled):
-                    job.give(part)
+                for delta in self._deltas(body, prompt.result(), tally, cancelled):
+                    job.give(delta)
         except Exception as error:
             refusal = _refusal(error)
             outcome = "refused" if refusal.status_code < 500 else "failed"
@@ -189,49 +191,49 @@ class Worker:
             self.counters.add(tally, tally.reason or outcome, began - job.since)
             self._terminal.say(*self._session.new_notices())
 
-    def _parts(
+    def _deltas(
         self,
-        wanted: CompletionBody,
+        body: CompletionBody,
         prompt: Prompt,
         tally: Tally,
         cancelled: Callable[[], bool],
-    ) -> Iterator[Part]:
-        """Decode an answer; `cancelled` is asked after every step, and true ends it.
+    ) -> Iterator[AnswerDelta]:
+        """Decode an answer; `cancelled` is called after every step, and True ends the answer.
 
         Raises:
-            Refused, Error: it was cut short.
+            RequestError, Error: the answer was cut short.
         """
         session, settings = self._session, prompt.settings
         self._memory.recall(prompt.ids)
         hidden = session.stop_ids(settings)
-        reader = CallReader(wanted.callable, self._special) if settings.calls else None
-        one_call = isinstance(wanted, ChatBody) and wanted.parallel_tool_calls is False
+        reader = CallReader(body.callable, self._special) if settings.calls else None
+        one_call = isinstance(body, ChatBody) and body.parallel_tool_calls is False
         text, calls = "", list[ToolCall]()
-        held, sent = list[TextEvent](), -math.inf
+        unsent, sent = list[TextEvent](), -math.inf
         with contextlib.closing(session.stream(prompt.ids, settings, cancelled)) as events:
             for event in events:
                 tally.add(event)
-                held.append(event)
-                if time.monotonic() - sent < SHORTEST_PART and not isinstance(event, Ended):
+                unsent.append(event)
+                if time.monotonic() - sent < MIN_SEND_INTERVAL and not isinstance(event, Ended):
                     continue
-                part = self._part(held, hidden, reader)
+                delta = self._delta(unsent, hidden, reader)
                 if one_call:
-                    part = replace(part, calls=part.calls[:1])
-                text, calls = text + part.text, [*calls, *part.calls]
-                yield part
+                    delta = replace(delta, calls=delta.calls[:1])
+                text, calls = text + delta.text, [*calls, *delta.calls]
+                yield delta
                 if calls and one_call:
                     break
-                held, sent = [], time.monotonic()
+                unsent, sent = [], time.monotonic()
         if tally.reason == "memory":
-            raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
+            raise RequestError(507, tally.out_of_memory or "out of memory", code="out_of_memory")
         if not tally.ended_well and not (calls and one_call):
             raise ending()
-        if calls and not tally.reasoning:  # an answer with reasoning is the template's to write
+        if calls and not tally.reasoning:  # the template decides about earlier reasoning
             ids = tally.token_ids
             self._prompts.keep(text, calls, ids[:-1] if ids[-1] in hidden else ids)
-        # In OpenAI's words.
+        # OpenAI's finish reasons.
         finish = "length" if tally.cut else "tool_calls" if calls else "stop"
-        yield Part(finish=finish, totals=_totals(tally, prompt))
+        yield AnswerDelta(finish=finish, totals=_totals(tally, prompt))
         self._memory.keep(tally.token_ids)
 
     @cached_property
@@ -240,20 +242,20 @@ class Worker:
         tokens = getattr(self._session.loaded.tokenizer, "added_tokens_decoder", {}).values()
         return [str(token) for token in tokens if token.special]
 
-    def _part(
+    def _delta(
         self,
         events: Sequence[TextEvent],
         hidden: frozenset[int],
         reader: CallReader | None,
-    ) -> Part:
-        """What events add; `hidden` are ids without log-probabilities."""
+    ) -> AnswerDelta:
+        """Return the delta of some events; `hidden` are ids without log-probabilities."""
         pieces = [piece for event in events for piece in pieces_of(event)]
-        found = [
-            self._spelled(token, each.own)
-            | {"top_logprobs": [self._spelled(*one) for one in each.best]}
+        logprobs = [
+            self._token_object(token, choices.own)
+            | {"top_logprobs": [self._token_object(*choice) for choice in choices.best]}
             for event in events
             if isinstance(event, TextStep)
-            for token, each in zip(event.token_ids, event.logprobs, strict=False)
+            for token, choices in zip(event.token_ids, event.logprobs, strict=False)
             if token not in hidden
         ]
         text, calls = "".join(piece.text for piece in pieces), list[ToolCall]()
@@ -263,41 +265,41 @@ class Worker:
                 rest, more = reader.flush()
                 text, calls = text + rest, calls + more
         reasoning = "".join(piece.reasoning for piece in pieces)
-        return Part(text, reasoning, tuple(calls), tuple(found))
+        return AnswerDelta(text, reasoning, tuple(calls), tuple(logprobs))
 
-    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
-        """A token with its log-probability."""
+    def _token_object(self, token: int, logprob: float) -> dict[str, Any]:
+        """Return a token and its log-probability in OpenAI's form."""
         text = self._spell(token)
         raw: bytes | None = text.encode()
         if REPLACEMENT in text and (raw := bytes_of(self._session.loaded.tokenizer, token)):
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)  # as OpenAI spells it
-        found = None if raw is None else [*raw]
-        # JSON has no infinity; OpenAI has this number for it.
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": found}
+        numbers = None if raw is None else [*raw]
+        # JSON has no infinity; OpenAI uses -9999 for it.
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": numbers}
 
 
-def ending() -> Refused:
-    """What clients hear of a server that ends."""
-    return Refused(503, "the server is shutting down; try again later", code="server_ending")
+def ending() -> RequestError:
+    """Return the error for requests while the server shuts down."""
+    return RequestError(503, "the server is shutting down; try again later", code="server_ending")
 
 
-def _refusal(error: Exception) -> Refused:
-    """An error as the client hears it."""
-    if isinstance(error, Refused):
+def _refusal(error: Exception) -> RequestError:
+    """Return the error response for an exception."""
+    if isinstance(error, RequestError):
         return error
     wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
     message = one_line(describe_error(error))
-    # Such a message begins with the option's name.
+    # Messages about options begin with the option's name.
     flag, _, fault = message.partition(" ")
     field = {"template-arg": "chat_template_kwargs"}.get(flag, flag.replace("-", "_"))
     if wrong_input and field in ChatBody.model_fields:
-        return Refused(400, f"{field} {fault}", field)
-    return Refused(400 if wrong_input else 500, message)
+        return RequestError(400, f"{field} {fault}", field)
+    return RequestError(400 if wrong_input else 500, message)
 
 
 def _totals(tally: Tally, prompt: Prompt) -> dict[str, Any]:
     """Return OpenAI's counts of tokens, and figures named as in `lade generate --json`."""
-    # The predicted text is one of those that are drafted from.
+    # Tokens accepted from any text count as accepted predictions, at most as many as predicted.
     predicted, sampling = prompt.predicted, prompt.settings.sampling
     accepted = min(tally.accepted["context"], predicted)
     usage = {
