@@ -36,7 +36,7 @@ from .view.terminal import Terminal
 
 
 def run(request: ChatRequest) -> int:
-    """Chat until the user leaves; returns the exit code: 0, or that of a refusal on a pipe.
+    """Chat until the user leaves; return 0, or the exit code of a refused message on a pipe.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
@@ -66,28 +66,28 @@ def run(request: ChatRequest) -> int:
                 except (Error, KeyboardInterrupt) as error:
                     if before is None:
                         raise
-                    why = str(error) or f"{following.name} was not loaded"  # Ctrl-C has no words
+                    why = str(error) or f"{following.name} was not loaded"  # Ctrl-C: no message
                     Terminal(before.color).say(f"{why}; going on with {before.name}")
                     following, before = before, None
                     continue
                 if talk is not None:
-                    # This model may have room for what the one before could no longer see.
+                    # This model's context may have room for messages that the last one forgot.
                     chat.conversation = replace(talk, forgotten=0)
                 chat.files, chat.attached = saved_in, attached
                 greet(chat, earlier)
                 with keep_conversation(chat, journal):
                     loop(chat, following.message)
             code = UsageError.exit_code if chat.refused else code
-            # On a pipe the first mistake ends it.
+            # On a pipe, an error ends the chat, so there is no model to return to.
             before = replace(chat.request, message=None) if chat.reader.interactive else None
             talk, saved_in, attached, earlier = chat.conversation, chat.files, chat.attached, None
             following = _with_another(chat.request, chat.successor) if chat.successor else None
-            del chat  # its model makes room for the next one
+            del chat  # frees the memory of its model for the next one
     return code
 
 
 def _open(request: ChatRequest, texts: list[str], stack: contextlib.ExitStack) -> Chat:
-    """Open the model of a request for a chat, until the stack is closed."""
+    """Open a chat with the model of a request, until the stack is closed."""
     terminal = Terminal(request.color, request.quiet)
     session = stack.enter_context(opening.open_with_ranks(request, terminal))
     session.keep_texts(bytes_in(KEEP_MEMORY))  # for /load, and a conversation that was left
@@ -106,7 +106,7 @@ def _with_another(request: ChatRequest, model: str) -> ChatRequest:
 
 
 def open_reader(chat: Chat) -> Reader:
-    """Return the reader for the kind of standard input that there is."""
+    """Return a line editor if input and output are terminals, else a reader of lines."""
     if can_edit():
         return TerminalReader(
             commands.CommandCompleter(),
@@ -120,7 +120,7 @@ def open_reader(chat: Chat) -> Reader:
 
 
 def greet(chat: Chat, earlier: KeptChat | None) -> None:
-    """Name the model once, how to get help, and the conversation that goes on."""
+    """Print the model, its settings, a hint at /help, and the conversation that goes on."""
     if not chat.reader.interactive:
         return
     session, mode = chat.session, chat.request.parallel_mode
@@ -139,8 +139,7 @@ def greet(chat: Chat, earlier: KeptChat | None) -> None:
 
 @contextlib.contextmanager
 def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
-    """Keep the conversation while it is held, and name its file if something other than the user
-    ends it."""
+    """Keep the conversation during the chat, and print its file if an error ends the chat."""
     if chat.reader.interactive:
         chat.journal = journal
     try:
@@ -149,22 +148,24 @@ def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
             chat.note(f"kept in {journal.path}")
             chat.note("lade chat --continue goes on with it, and lade chat --list shows older ones")
     except BaseException as error:
-        # A pipe can send its messages again, unless the machine failed.
+        # The conversation of a pipe is kept only if the machine failed.
         if isinstance(error, DeviceLostError | RankError):
             chat.journal = journal
         if chat.keep(chat.conversation) and chat.conversation.messages:
-            # Also with --quiet: it would be lost to a user who does not know of it.
+            # Even with --quiet, since the user needs to know the file.
             Terminal().say(f"the conversation was saved to {journal.path}; --continue goes on")
         raise
 
 
 def loop(chat: Chat, first: str | None) -> None:
-    """Read and answer until the user leaves; Ctrl-C and errors do not end a chat at a terminal,
-    nor does a message on a pipe that the model has no embedding for.
+    """Read and answer messages until the user leaves.
+
+    Ctrl-C and errors do not end a chat at a terminal.  On a pipe they do, except for a message with
+    tokens that have no embedding.
 
     Args:
         chat: with its reader.
-        first: a message that is not read.
+        first: the first message, if it is known.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
@@ -182,7 +183,7 @@ def _turn(chat: Chat, text: str | None = None) -> None:
     unsent, chat.unsent = chat.unsent, ""
     try:
         text = chat.reader.read(unsent) if text is None else text
-        text.encode()  # some terminals and locales let any byte through
+        text.encode()  # fails for surrogates, which stand for invalid bytes
         if text in LEAVE:
             chat.leaving = True
         elif not commands.perform(chat, text):
@@ -190,7 +191,7 @@ def _turn(chat: Chat, text: str | None = None) -> None:
     except EOFError:
         chat.leaving = True
     except (BrokenPipeError, DeviceLostError, RankError):
-        raise  # nothing more can be shown, or answered
+        raise  # no output, or no model, is left
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, UnicodeError):
             error = UsageError(f"the input is not UTF-8; {files.CONVERT}")

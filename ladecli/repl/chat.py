@@ -1,4 +1,4 @@
-"""A chat with a model: its conversation, its replies, and the options that hold."""
+"""A chat with a model: its conversation, its replies and its options."""
 
 from __future__ import annotations
 
@@ -39,23 +39,22 @@ if TYPE_CHECKING:
 
 
 TURNS = 2
-"""How much of an earlier conversation is shown, in messages of the user."""
+"""The number of exchanges of an earlier conversation that are shown."""
 GO_ON = 'send "go on" for more, or change the limit with /set max-new-tokens'
 """A hint for a reply that reached the default limit."""
-KEPT_EVERY = 3.0
-"""Seconds between two states of a running reply that are kept."""
+SAVE_INTERVAL = 3.0
+"""Seconds between two writes of an unfinished reply to the journal."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """A reply, and all that is needed to make it again."""
+    """A reply, with all that `/compare` needs to decode it again."""
 
     prompt: list[int]  # token ids of the conversation that it answers
-    settings: Settings  # how it was decoded, the seed included
+    settings: Settings  # with the seed
     tally: Tally = field(default_factory=Tally)  # its text and figures
-    # pickled, what the drafts knew before it: `/compare` decodes it again from there
-    drafts: bytes = b""
-    message: Message | None = None  # of the conversation, once it is there
+    drafts: bytes = b""  # the pickled `DraftStore` as it was before the reply
+    message: Message | None = None  # in the conversation, once the reply is complete
 
 
 class Chat:
@@ -77,21 +76,21 @@ class Chat:
         self.request = request  # the options, which `/set` changes
         self.terminal = terminal
         self.memory = AnswerMemory(session, request, self.note)
-        self.journal: Journal | None = None  # keeps the conversation; None if nothing does
-        self._explained = False  # whether the user knows what figures mean
-        self._lost = False  # whether the user knows that the conversation is not kept
+        self.journal: Journal | None = None  # keeps the conversation; None if it is not kept
+        self._explained = False  # the user has seen the explanation of the figures
+        self._save_failed = False  # the user knows that the conversation is not kept
         self._conversation = Conversation(system=request.system)
         self.replies: list[Reply] = []  # all of them, the newest last
-        self.files: list[Path] = []  # that have the conversation, the newest last
-        self.unsent = ""  # what the next input begins with
-        # The conversation that the next message follows, if it replaces the last one.
+        self.files: list[Path] = []  # files with the conversation, the newest last
+        self.unsent = ""  # the text that the next input starts with
+        # The conversation before the next message, if that replaces the last one.
         self.base: Conversation | None = None
         self.attached: list[str] = []  # texts of files that go with the next message
-        self.grammar: Grammar | None = None  # which replies fit
-        self.leaving = False  # whether the user wants to leave
-        self.refused = False  # whether a message of a pipe was refused, and the chat went on
-        self.successor: str | None = None  # a model to go on with after that
-        self.choice = self._choose_profile(request)  # what the hardware profile says
+        self.grammar: Grammar | None = None  # constrains replies
+        self.leaving = False  # the user wants to leave
+        self.refused = False  # a message of a pipe was refused, and the chat went on
+        self.successor: str | None = None  # the model to open after leaving
+        self.choice = self._choose_profile(request)  # the settings of the hardware profile
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
         self._renderer: MarkdownRenderer | None = None  # of the newest reply
@@ -99,7 +98,7 @@ class Chat:
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation, which is kept with every change."""
+        """The conversation; every change is written to the journal."""
         return self._conversation
 
     @conversation.setter
@@ -113,24 +112,25 @@ class Chat:
         return self.journal.path if self.journal is not None else None
 
     def keep(self, conversation: Conversation) -> bool:
-        """Keep a conversation for `--continue`, or say once why that fails; whether it is kept."""
+        """Keep a conversation for `--continue`, and return True; if that fails, print the reason
+        once and return False."""
         if self.journal is None:
             return False
         try:
             self.journal.record(conversation, absolute(self.request.name))
             return True
-        except LadeError as error:  # such as a full disk: the next change is a new try
-            if not self._lost:
+        except LadeError as error:  # such as a full disk; the next change tries again
+            if not self._save_failed:
                 self.note(f"(this chat is not kept: {error})")
-            self._lost = True
+            self._save_failed = True
             return False
 
     @property
     def last_reply(self) -> Reply | None:
         """The newest reply, if it still ends the conversation."""
         last = self.conversation.messages[-1:]
-        stands = self.replies and last and last[0] is self.replies[-1].message
-        return self.replies[-1] if stands else None
+        is_last = self.replies and last and last[0] is self.replies[-1].message
+        return self.replies[-1] if is_last else None
 
     def note(self, line: str) -> None:
         """Print a remark on stderr."""
@@ -142,12 +142,12 @@ class Chat:
         screen.print_rows(self.console, rows)
 
     def show_new_notices(self) -> None:
-        """Show lines of the session that came up since the last time."""
+        """Print the session's new notices."""
         for line in self.session.new_notices():
             self.note(f"({line})")
 
     def recall(self, kept: KeptChat) -> None:
-        """Say which conversation goes on, and show its last two turns."""
+        """Print which conversation goes on, and its last two turns."""
         messages = self.conversation.messages
         self.note(f"going on after {counted(len(messages), 'message')} · {kept.where}")
         if self.request.quiet or not self.reader.interactive:
@@ -184,36 +184,36 @@ class Chat:
             self.answer((self.base or before).asked(message))
         finally:
             if self.conversation is before:
-                # It was not answered, and must not be lost; nor what was typed since.
+                # Neither the unanswered message nor text typed since must be lost.
                 self.unsent = "\n".join(filter(None, (escape(text), self.unsent)))
             else:
                 self.base, self.attached = None, []
 
-    def answer(self, asked: Conversation) -> None:
+    def answer(self, question: Conversation) -> None:
         """Reply to the last message of a conversation, which becomes this chat's.
 
         Raises:
             LadeError, DecoderError: with a line for the user.
-            KeyboardInterrupt: on a pipe, after the text until then was kept.
+            KeyboardInterrupt: on a pipe, after the text so far was kept.
         """
-        seen = self._with_room(asked)
+        seen = self._with_room(question)
         tally, ids = Tally(), self.encode(seen)
         self.memory.recall(ids)
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
         settings = opening.limited(self.request, self.settings(), self.session, ids)
         reply = Reply(ids, settings, tally, drafts)
-        # Else it has a reply, which is not lost before there is another one.
-        if waits := seen.messages != self.conversation.messages[: len(seen.messages)]:
+        # If the question is not new, its old reply is kept until there is another one.
+        if is_new := seen.messages != self.conversation.messages[: len(seen.messages)]:
             self.keep(seen)
         self.show_new_notices()
         try:
             self._show(reply, seen)
         except (SystemExit, DeviceLostError, RankError):
-            if waits:  # the chat ends, and it still waits for a reply
+            if is_new:  # the chat ends with a question that has no reply
                 self.conversation = seen
             raise
         finally:
-            # Whatever ended it, an error too: its text is kept.
+            # The text is kept even if an error ended the reply.
             interrupted = tally.reason in (None, "interrupted", "memory")
             if tally.text or tally.reasoning or not interrupted:
                 self.conversation = seen.answered(tally.text, interrupted, tally.reasoning)
@@ -227,29 +227,29 @@ class Chat:
         self._conclude(reply)
 
     def _show(self, reply: Reply, seen: Conversation) -> None:
-        """Decode a reply, on the screen and into the file of --trace."""
+        """Decode a reply, and write it to the screen and into the file of --trace."""
         request, session, tally = self.request, self.session, reply.tally
-        # On a pipe the replies stand alone.
+        # A pipe gets only the answers.
         reasoning = request.reasoning and sys.stdout.isatty()
         renderer = MarkdownRenderer(request.markdown, request.token_colors, reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
         files = record.writers(request, session, reply.settings, reply.prompt)
         self._renderer, views = renderer, together(tally, shown, *files)
-        detailed, kept = request.trace is not None, time.monotonic()
+        detailed, saved = request.trace is not None, time.monotonic()
         with views as show, self.reader.watched() as look, ctrl_c() as cancelled:
             for event in session.stream(reply.prompt, reply.settings, cancelled, detailed=detailed):
                 show(event)
                 look()
-                if time.monotonic() >= kept + KEPT_EVERY:
+                if time.monotonic() >= saved + SAVE_INTERVAL:
                     self.keep(seen.answered(tally.text, True, tally.reasoning))
-                    kept = time.monotonic()
+                    saved = time.monotonic()
 
     def _conclude(self, reply: Reply) -> None:
-        """Print what stands under a reply.
+        """Print remarks and figures below a reply.
 
         Raises:
-            LadeError: memory did not suffice for all of it.
-            KeyboardInterrupt: on a pipe, if that ended it.
+            LadeError: memory ran out before the end of the reply.
+            KeyboardInterrupt: Ctrl-C ended the reply, on a pipe.
         """
         tally = reply.tally
         self.show_new_notices()
@@ -266,12 +266,12 @@ class Chat:
         if failed:
             raise failed
         if tally.reason == "interrupted":
-            self.unsent = self.reader.take_back()  # it is not sent, and must not be lost
+            self.unsent = self.reader.take_back()  # text typed during the reply must not be lost
             if not self.reader.interactive:
                 raise KeyboardInterrupt
 
     def _explain(self, tally: Tally) -> None:
-        """Print what figures mean, once."""
+        """Print an explanation of the figures, once."""
         if self._explained or self.request.quiet or not (self.reader.interactive and tally.speedup):
             return
         self._explained = True
@@ -279,22 +279,22 @@ class Chat:
         colours = self.request.token_colors
         self.console.print(legend(look.sources, self.console.width, colours))
 
-    def _with_room(self, asked: Conversation) -> Conversation:
+    def _with_room(self, question: Conversation) -> Conversation:
         """Return the conversation with room for a reply; its oldest messages may be forgotten.
 
         Raises:
             UsageError: the last message does not fit by itself.
         """
         limit = self.session.decoder.max_context
-        fitted = asked.with_room(lambda c: len(self.encode(c)), limit)
+        fitted = question.with_room(lambda c: len(self.encode(c)), limit)
         if fitted is None:
             files = " (/paste none detaches the files)" if self.attached else ""
             raise UsageError(
                 f"the message does not fit into the context of {limit} tokens with room for a"
                 f" reply; shorten it{files}"
             )
-        if fitted is not asked:
-            dropped = counted(fitted.forgotten - asked.forgotten, "message")
+        if fitted is not question:
+            dropped = counted(fitted.forgotten - question.forgotten, "message")
             self.note(f"(the context is full: the model no longer sees the oldest {dropped})")
         return fitted
 
@@ -302,11 +302,11 @@ class Chat:
 
     @property
     def shows_stats(self) -> bool:
-        """Whether figures stand under each reply."""
+        """True if figures are printed below each reply."""
         return not self.request.quiet if self.request.stats is None else self.request.stats
 
     def settings(self) -> Settings:
-        """Return how the next reply is decoded."""
+        """Return the settings of the next reply."""
         sampling, template = self.session.loaded.defaults.sampling, self.request.template(True)
         settings = opening.settings_of(self.request, self.choice, sampling, template)
         settings = replace(settings, grammar=self.grammar)
@@ -318,7 +318,7 @@ class Chat:
         """Use other options from now on.
 
         Raises:
-            UsageError, ConfigError: they do not go together; then nothing changes.
+            UsageError, ConfigError: the options contradict each other; then nothing changes.
         """
         choice = self._choose_profile(request)
         opening.settings_of(request, choice, self.session.loaded.defaults.sampling)
@@ -331,13 +331,13 @@ class Chat:
         self.request, self.choice = request, choice
 
     def _choose_profile(self, request: ChatRequest) -> Choice:
-        """Return the settings that the profile of a request has for this model."""
+        """Return the profile's settings for this model."""
         loaded, captured = self.session.loaded, self.session.setup.no_graphs_reason is None
         choice = select(request.profile, loaded.device, loaded.part, captured)
         return choice.priced(self.session.step_seconds)
 
     def toggle_colors(self) -> None:
-        """Switch the colors of tokens on or off; also in the middle of a reply."""
+        """Switch the colors of tokens on or off, even during a reply."""
         self.request = replace(self.request, token_colors=not self.request.token_colors)
         if self._renderer:
             self._renderer.colours = self.request.token_colors
@@ -345,28 +345,28 @@ class Chat:
     # The context.
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """Return the token ids of a conversation, which waits for a reply.
+        """Return the token ids of a conversation, up to the start of the next reply.
 
         Raises:
-            UsageError: the model's template refuses it.
+            UsageError: the model's template refuses the conversation.
         """
         return self.session.encode_chat(conversation.for_template(), self.request.template(True))
 
     def check_template(self, conversation: Conversation) -> None:
-        """Refuse a conversation that the template refuses: better now than with the next message.
+        """Check that the template accepts a conversation, before the next message needs it.
 
         Raises:
-            UsageError: it does.
+            UsageError: the template refuses the conversation.
         """
-        waits = conversation.messages and conversation.messages[-1].role == "user"
-        self.encode(conversation if waits else conversation.asked("?"))
+        unanswered = conversation.messages and conversation.messages[-1].role == "user"
+        self.encode(conversation if unanswered else conversation.asked("?"))
 
     @property
     def used(self) -> int:
-        """Tokens of the context that the conversation takes before the next reply, if it has room
-        for as many; 0 if a template refuses it."""
+        """The tokens of the conversation, at most as many as the context has; 0 if the template
+        refuses it."""
         conversation, count = self.conversation, 0
-        if self._counted[0] is not conversation:  # the toolbar asks at every key
+        if self._counted[0] is not conversation:  # the toolbar needs the number at every key press
             with contextlib.suppress(LadeError):
                 if conversation.for_template():
                     count = min(len(self.encode(conversation)), self.session.decoder.max_context)

@@ -1,4 +1,4 @@
-"""The slash commands of a chat: one function each, in one table that help and completion read."""
+"""The slash commands of a chat: one function each, in a table for help and completion."""
 
 from __future__ import annotations
 
@@ -33,23 +33,21 @@ from .settings import LIVE, change, find_live, find_option, in_effect, suggestio
 Action = Callable[[Chat, str], None]
 _COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
 NONE = "none"
-"""The argument that takes something away."""
+"""The argument that removes something."""
 
 
 class Command(NamedTuple):
-    """A slash command: its name without the slash, arguments as the help shows them, what it does
-    in a few words, what else there is to know, and the function that takes the text after the
-    name."""
+    """A slash command."""
 
-    name: str
-    arguments: str
-    help: str
-    details: str
-    action: Action
+    name: str  # without the slash
+    arguments: str  # as the help shows them
+    help: str  # its effect in a few words
+    details: str  # further paragraphs
+    action: Action  # takes the text after the name
 
     @property
     def usage(self) -> str:
-        """How to type it."""
+        """The command with its arguments."""
         return f"/{self.name} {self.arguments}".strip()
 
 
@@ -61,7 +59,7 @@ ALIASES = {
 
 
 def command(usage: str) -> Callable[[Action], Action]:
-    """Put a function into the table; its docstring is the help, and the details below it."""
+    """Add a function to the table; its docstring contains the help and the details."""
     name, _, arguments = usage.removeprefix("/").partition(" ")
 
     def register(action: Action) -> Action:
@@ -73,13 +71,13 @@ def command(usage: str) -> Callable[[Action], Action]:
 
 
 def perform(chat: Chat, text: str) -> bool:
-    """Run the command in an input; False if it is a message.
+    """Run the command in an input; return False if the input is a message.
 
-    An unknown name is taken for a misspelt command, but not before several lines: those were
-    pasted, and are for the model.
+    An unknown name is a misspelt command, unless the input has several lines: such text was pasted
+    for the model.
 
     Raises:
-        LadeError, DecoderError: there is none of this name, or it cannot be done.
+        LadeError, DecoderError: there is no such command, or it failed.
     """
     match = _COMMAND.fullmatch(text.rstrip())
     if match is None:
@@ -111,10 +109,10 @@ def _find(name: str) -> Command | None:
 
 
 class CommandCompleter(Completer):
-    """Completes inputs that begin with a slash; everything else is prose and left alone."""
+    """Completes inputs that begin with a slash; all other input is a message."""
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """Yield the words that could stand at the cursor."""
+        """Yield the completions at the cursor."""
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
             return
@@ -155,10 +153,10 @@ def system(chat: Chat, text: str) -> None:
 @command("/regenerate")
 def regenerate(chat: Chat, _: str) -> None:
     """Answer the last message again."""
-    asked = chat.conversation.without_reply()
+    question = chat.conversation.without_reply()
     if chat.settings().sampling.greedy or chat.request.seed is not None:
         chat.note("the same reply again: /set temperature 0.8 and seed default give others")
-    chat.answer(asked)
+    chat.answer(question)
 
 
 @command("/undo")
@@ -290,7 +288,7 @@ def copy(chat: Chat, _: str) -> None:
         raise UsageError("the last reply has no answer to copy; /regenerate makes another")
     if not chat.console.is_terminal:
         raise UsageError("there is no terminal with a clipboard; /save FILE writes the chat")
-    # OSC 52: the terminal takes it, also from the far end of an SSH connection.
+    # OSC 52: the terminal copies the text, even over an SSH connection.
     encoded = base64.b64encode(text.encode()).decode()
     chat.console.file.write(f"\x1b]52;c;{encoded}\x07")
     chat.note(f"{counted(len(text), 'character')} sent to the terminal's clipboard")
@@ -319,7 +317,7 @@ def set_option(chat: Chat, argument: str) -> None:
     before, name = in_effect(chat), find_live(name).name
     chat.change(change(chat.request, name, value[0].strip()))
     chat.show_new_notices()
-    # Also the options that changed because of it.
+    # With the options that changed as a consequence.
     rows = in_effect(chat)
     changed = (key for key in LIVE if rows[key] != before[key])
     chat.print_rows((key, *rows[key]) for key in dict.fromkeys((name, *changed)))
@@ -404,7 +402,7 @@ def show_help(chat: Chat, name: str) -> None:
         return
     colours = chat.request.token_colors
     sources = Text(" ").join(Text(name, style_of(name) if colours else "") for name in SOURCES)
-    # All of it fits on a screen of 24 lines, with the prompt.
+    # The whole list fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
         *((row.usage, row.help) for row in COMMANDS.values() if row.name != "exit"),
         ("Alt-Enter", 'new line (or """ around lines); Ctrl-X Ctrl-E: $EDITOR'),

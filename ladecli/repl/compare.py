@@ -1,4 +1,4 @@
-"""`/compare`: how many times as fast a reply was as plain decoding of the same text."""
+"""`/compare`: decode a reply again with and without drafts, and compare the speeds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from .chat import Chat, Reply
 
 SECONDS, MOST_RUNS = 4.0, 5
-"""The time that a comparison takes, and the number of its runs at most."""
+"""Limits of a comparison: its time, and the number of its runs."""
 
 
 def compare_again(chat: Chat, reply: Reply) -> None:
-    """Decode a reply again, one by one and with drafts in turn, so that both are warm and on a
-    machine as busy; print both speeds, and whether the text is the same."""
+    """Decode a reply again, and print both speeds and the first difference of the texts.
+
+    Plain runs alternate with drafted ones, so that warm-up and machine load affect both equally.
+    """
     plainly = replace(reply.settings, strategy="autoregressive")
     drafted, plain = list[Tally](), list[Tally]()
     end = time.perf_counter() + SECONDS
@@ -52,7 +54,7 @@ def compare_again(chat: Chat, reply: Reply) -> None:
 
 
 def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tally:
-    """Decode a reply from what the drafts knew before it; those of the chat learn nothing."""
+    """Decode a reply with the drafts as they were before it; the chat's drafts learn nothing."""
     tally, count, session = Tally(), reply.tally.tokens, chat.session
     settings = replace(settings, max_new_tokens=count)
     how = "one by one" if settings.strategy == "autoregressive" else "with drafts"

@@ -1,4 +1,4 @@
-"""Files of chats that are kept while they are held, for `--continue`."""
+"""Files of chats, written while the chat goes on, for `--continue`."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from .. import files
 from ..errors import UsageError, counted, printable
 from ..session.conversation import Conversation, from_json
 
-KEPT = 100
-"""Conversations that are kept; the oldest go first."""
+MAX_CHATS = 100
+"""The most conversations that are kept; the oldest are deleted first."""
 QUOTED = 60
-"""Characters of a message that is quoted."""
+"""The most characters of a message in a list."""
 
 
 class Journal:
-    """The file of one conversation, which each change replaces as a whole: whatever ends the
-    program or the machine, no more is lost than the last seconds.
+    """The file of one conversation.  Each change replaces the whole file, so that a crash of the
+    program or the machine loses no more than the last seconds.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Keep what follows in a file of its own."""
-        # Several may begin at the same moment.  There is no file before the first message.
+        """Start a new file, which is created with the first message."""
+        # Random digits, since several chats may start in the same second.
         name = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{secrets.token_hex(4)}.json"
         self.path = _folder() / name
         self._written = Conversation()
 
     def record(self, conversation: Conversation, model: str) -> None:
-        """Keep a conversation as it is now.
+        """Write a conversation to the file.
 
         Raises:
-            LadeError: it cannot be written; the next time is a new try.
+            LadeError: it cannot be written; the next call tries again.
         """
         new = not self.path.exists()
         if conversation == self._written or (new and not conversation.messages):
             return
         if new:
-            with contextlib.suppress(OSError):  # writing says what is wrong
+            with contextlib.suppress(OSError):  # the write below reports the error
                 self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                for old in _kept_files()[: -KEPT + 1]:
+                for old in _kept_files()[: -MAX_CHATS + 1]:
                     old.unlink(missing_ok=True)
         files.write(self.path, conversation.as_json(model), "the chat in", private=True)
         self._written = conversation
@@ -59,26 +59,29 @@ class KeptChat(NamedTuple):
     """A conversation in a file."""
 
     conversation: Conversation
-    model: str  # that it was held with last; "" if the file does not say
-    changed: float  # when that was, in seconds of the clock
+    model: str  # the last model; "" if the file does not say
+    changed: float  # the time of the last change, in seconds since the epoch
 
     @property
     def where(self) -> str:
-        """The model and the time, for people."""
+        """The model and the time of the last change, for display."""
         time_of_day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed))
         return " · ".join(filter(None, (self.model, time_of_day)))
 
 
 def newest() -> KeptChat:
-    """Return the conversation that was held last; UsageError if there is none."""
+    """Return the conversation that changed last; UsageError if there is none."""
     if chats := kept_chats():
         return chats[0]
     raise UsageError("there is no conversation to continue; leave --continue out")
 
 
 def kept_chats(own: Path | None = None) -> list[KeptChat]:
-    """Return the conversations that were kept, the newest first; without one that another began
-    with, without damaged files, and without the one in the file `own`."""
+    """Return the kept conversations, the newest first.
+
+    This leaves out damaged files, the file `own`, and conversations that are the beginning of a
+    newer one.
+    """
     chats: dict[Path, KeptChat] = {}
     for path in reversed(_kept_files()):
         with contextlib.suppress(ValueError, UsageError):
@@ -91,7 +94,7 @@ def kept_chats(own: Path | None = None) -> list[KeptChat]:
 
 
 def saved(name: str, own: Path | None = None) -> KeptChat:
-    """Return a conversation by its number among the `kept_chats`, or by the file it was saved to.
+    """Return a conversation by its number among the `kept_chats`, or by its file.
 
     Raises:
         UsageError: there is none; the message names the fix.
@@ -114,7 +117,7 @@ def saved(name: str, own: Path | None = None) -> KeptChat:
 
 
 def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each kept chat: its number, what it began with, and where that was."""
+    """Yield a row for each kept chat: its number, its first message, and its model and time."""
     for number, chat in enumerate(kept, start=1):
         messages = chat.conversation.messages
         about = f"{counted(len(messages), 'message')} · {chat.where}"
@@ -122,13 +125,14 @@ def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
 
 
 def _read(path: Path) -> KeptChat:
-    """Return the conversation in a file; errors as for reading, and ValueError if it has none."""
+    """Return the conversation in a file; errors as for `read_text`, and ValueError if the file has
+    no conversation."""
     chat = from_json(files.read_text(str(path)))
     return KeptChat(chat.conversation, chat.model, path.stat().st_mtime)
 
 
 def _kept_files() -> list[Path]:
-    """Return the files of kept conversations; the one that was held last is at the end."""
+    """Return the files of kept conversations, the one that changed last at the end."""
     times = {}
     for path in _folder().glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another chat has just removed it

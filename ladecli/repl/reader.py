@@ -35,20 +35,20 @@ from ..view.terminal import handling, is_dumb
 
 QUOTES = '"""'
 LEAVE = ("exit", "quit")
-"""Words that end a chat when they are all of a message."""
+"""Messages that end a chat."""
 TOGGLE_KEY = "c-t"
 INDENT = "    "
-SAID_ROWS = 6
-"""Rows of the screen that no input takes: the bar, and some of what stands above it."""
+RESERVED_ROWS = 6
+"""Rows of the screen that the input never covers: the bar, and some lines above the input."""
 
 
 def quotes_open(text: str) -> bool:
-    """Whether a message began with triple quotes and has not closed them yet."""
+    """Return True if a message has opened triple quotes and not closed them."""
     return text.lstrip().startswith(QUOTES) and text.count(QUOTES) % 2 == 1
 
 
 def unquote(text: str) -> str:
-    """Return a message without the quotes that held its lines together."""
+    """Return a message without the triple quotes around it."""
     stripped = text.strip()
     if stripped.count(QUOTES) == 2 and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
         return escape(stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
@@ -56,38 +56,38 @@ def unquote(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a message as input that is no command: a space goes before what looks like one."""
+    """Return a message as an input that is not a command, with a space before a slash."""
     return f" {text}" if text.startswith("/") or text in LEAVE else text
 
 
 def unescape(text: str) -> str:
-    """Return the message in an input."""
+    """Return the message of an input, without the space that `escape` adds."""
     return text[1:] if escape(text[1:].rstrip()) == text.rstrip() else text
 
 
 class Reader:
-    """Messages one a line, from a stream; lines within triple quotes are one message.
+    """Reads one message per line from a stream; lines within triple quotes are one message.
 
     Args:
         stream: a pipe, or a terminal that cannot edit.
-        screen: takes the prompts, if a user reads them; None on a pipe.
+        screen: shows the prompts to a user; None on a pipe.
     """
 
     edits = False
-    """Whether what stands in the input can be edited."""
+    """True if the user can edit the input."""
 
     def __init__(self, stream: TextIO, screen: TextIO | None = None) -> None:
-        self.interactive = screen is not None  # whether a user types the messages
+        self.interactive = screen is not None  # a user types the messages
         self._stream = stream
         self._screen = screen
 
     def read(self, unsent: str = "") -> str:
-        """Return the next message; one not sent yet is shown, or stands in the input to be edited.
+        """Return the next message; `unsent` text is shown, or is in the input to be edited.
 
         Raises:
-            EOFError: there is none any more.
+            EOFError: the input has ended.
             KeyboardInterrupt: Ctrl-C.
-            UsageError, UnicodeError: the input is not text that can be sent.
+            UsageError, UnicodeError: the input is not a valid message.
         """
         message = self._line(f"{unsent}\n> " if unsent else "> ")
         try:
@@ -107,16 +107,16 @@ class Reader:
         return line.rstrip("\r\n")
 
     def take_back(self) -> str:
-        """Return the text that was typed at a terminal and not read yet; no message has it then."""
+        """Remove and return the text that was typed at a terminal and not read yet."""
         return ""
 
     def watched(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """Watch the keyboard while a reply is shown; the function acts on the keys until then."""
+        """Watch the keyboard during a reply; the function handles the keys pressed so far."""
         return contextlib.nullcontext(lambda: None)
 
 
 class _History(FileHistory):
-    """A file that may vanish, on a disk that may be full: then this session alone remembers."""
+    """A history file; if it cannot be written, the history lasts only for this session."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):
@@ -128,11 +128,11 @@ class TerminalReader(Reader):
 
     Args:
         completer: of commands.
-        history: the file of earlier messages; None to remember this session's alone.
-        vi: whether to edit as in vi; else as in emacs.
-        toolbar: makes the line below the input.
-        on_toggle: called when the key for the colors was pressed.
-        source, screen: of prompt-toolkit; None for the terminal.
+        history: the file of earlier messages; None to keep only this session's.
+        vi: True for vi keys; else emacs keys.
+        toolbar: returns the line below the input.
+        on_toggle: called when the key for the colors is pressed.
+        source, screen: prompt-toolkit's input and output; None for the terminal.
     """
 
     edits = True
@@ -150,7 +150,7 @@ class TerminalReader(Reader):
     ) -> None:
         self.interactive = True
         self._input = source or create_input()
-        # Where answers go to a file, the prompt goes to stderr.
+        # If answers go to a file, the prompt goes to stderr.
         self._output = screen or create_output(always_prefer_tty=True)
         self._on_toggle = on_toggle
         self._toolbar = toolbar
@@ -183,21 +183,21 @@ class TerminalReader(Reader):
                 window.height = partial(self._height, window.height)
 
     def read(self, unsent: str = "") -> str:
-        """Return the next message; Enter sends it, and one not sent yet stands in the input."""
-        # After a last line break only an empty line of a long text would be in sight.
+        """Return the next message; Enter sends it, and `unsent` text is in the input."""
+        # With a line break at its end, only the empty last line of a long text would be visible.
         return unquote(self._session.prompt(default=unsent.rstrip("\n")))
 
     def _height(self, usual: AnyDimension) -> Dimension:
-        """Return the rows of the input: what was said of a message stays in sight while that is
-        edited.  `usual` has room for a menu."""
+        """Return the height of the input, which leaves remarks above it visible; `usual` has room
+        for a menu."""
         rows = to_dimension(usual)
         if get_app().is_done:
             return rows
-        most = max(self._output.get_size().rows - SAID_ROWS, 1)
+        most = max(self._output.get_size().rows - RESERVED_ROWS, 1)
         return Dimension(min=min(rows.min, most), max=most)
 
     def take_back(self) -> str:
-        """See `Reader`; without keys that write no text."""
+        """See `Reader`; keys that write no text are left out."""
         text = ""
         for key in (*get_typeahead(self._input), *self._input.read_keys()):
             if key.key in (Keys.ControlM, Keys.ControlJ):
@@ -210,7 +210,7 @@ class TerminalReader(Reader):
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[[], None]]:
-        """See `Reader`: the key for the colors acts at once, and all others wait for the prompt."""
+        """See `Reader`: the key for the colors takes effect at once; the prompt gets all others."""
 
         def look() -> None:
             keys = self._input.read_keys()
@@ -237,7 +237,7 @@ class TerminalReader(Reader):
     def _bindings(self) -> KeyBindings:
         """Return the keys that differ from prompt-toolkit's own for inputs of several lines."""
         keys = KeyBindings()
-        # It takes codes of colors that are typed or pasted for a mouse, and fails.
+        # prompt-toolkit mistakes pasted color codes for mouse events, and fails.
         keys.add(Keys.Vt100MouseEvent)(lambda event: None)
 
         @keys.add("enter")
@@ -254,7 +254,7 @@ class TerminalReader(Reader):
 
         @keys.add("c-x", "c-e")
         def edit(event: KeyPressEvent) -> None:
-            # Back to the prompt: a long message can be read once more before it is sent.
+            # Back to the prompt, so that the user can read a long message before sending it.
             event.current_buffer.open_in_editor(validate_and_handle=False)
 
         @keys.add(TOGGLE_KEY)
@@ -266,7 +266,7 @@ class TerminalReader(Reader):
 
 
 def history_path() -> Path | None:
-    """Return the file of earlier messages, private to the user; None if it cannot be had."""
+    """Return the file of earlier messages, private to the user; None if it cannot be opened."""
     path = user_state_path("lade", appauthor=False) / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,16 +277,16 @@ def history_path() -> Path | None:
 
 
 def can_edit() -> bool:
-    """Whether there is a terminal to type in, and one that shows it."""
-    typed, *shown = (
+    """Return True if input and output are terminals that support editing."""
+    has_input, *has_output = (
         stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
     )
-    return typed and any(shown) and not is_dumb()
+    return has_input and any(has_output) and not is_dumb()
 
 
 @contextlib.contextmanager
 def _whole_pastes(output: Output) -> Iterator[None]:
-    """Let what is pasted while no prompt is there be one message."""
+    """Make a paste one message even if there is no prompt."""
     output.enable_bracketed_paste()
     output.flush()
     try:
@@ -298,10 +298,10 @@ def _whole_pastes(output: Output) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suppress_echo() -> Iterator[None]:
-    """Do not echo what is typed while no prompt is there, which takes it later.
+    """Turn echo off while there is no prompt; the next prompt shows what was typed.
 
-    Ctrl-C stays a signal.  The terminal is given back as it was, and set again if Ctrl-Z and `fg`
-    have changed it.
+    Ctrl-C stays a signal.  The terminal is restored at the end, and set again after Ctrl-Z and
+    `fg`.
     """
     if os.name != "posix" or not can_edit():
         yield
@@ -313,7 +313,8 @@ def suppress_echo() -> Iterator[None]:
     before = termios.tcgetattr(fd)
 
     def resume(_number: int, _frame: FrameType | None) -> None:
-        # In the background nothing may be set, and a prompt, which takes Ctrl-C as a key, does it.
+        # A background process must not change the terminal, and a prompt (Ctrl-C is a key then)
+        # sets it itself.
         if os.tcgetpgrp(fd) == os.getpgrp() and termios.tcgetattr(fd)[3] & termios.ISIG:
             tty.setcbreak(fd, termios.TCSANOW)
             output.enable_bracketed_paste()

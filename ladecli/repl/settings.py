@@ -1,4 +1,4 @@
-"""The options of a chat: what `/set` changes, and what `/show` shows."""
+"""The options of a chat, for `/set` and `/show`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LIVE = (
     "reasoning-effort",
     *("reasoning", "markdown", "token-colors", "stats"),
 )
-"""Options that a chat can change, by their names."""
+"""The names of the options that a chat can change."""
 _COMMANDS = {
     "system": "/system TEXT changes it",
     "model": "/model NAME goes on with another",
     "draft-text": "/draft FILE adds one",
     "message": "type it",
 }
-"""Options that a chat changes in another way."""
+"""Options that have a command of their own, with a hint at it."""
 _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text"}
 
 
@@ -43,14 +43,14 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
     """Return the request with one option changed.
 
     Args:
-        request: the options until now.
+        request: the current options.
         name: of a flag, without its dashes.
-        text: the value as typed; "default" is that without flags and config file, "off"
-            switches off.
+        text: the value as typed; "default" is the value without flags and config file, "off"
+            switches the option off.
 
     Raises:
-        UsageError, ConfigError: there is no such option, it can only be set at start, or it
-            cannot have this value; the message says what it may be.
+        UsageError, ConfigError: there is no such option, it can only be set at start, or the
+            value is invalid; the message names the valid values.
     """
     option, word = find_live(name), text.lower()
     origins = {**request.origins, option.key: "set in this chat"}
@@ -61,9 +61,9 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         value = option.default
     elif option.kind is not bool and not option.choices and word in ("none", "off"):
         value = None
-    elif option.kind is list:  # quotes keep blanks, and a line cannot hold a break
+    elif option.kind is list:  # quotes keep blanks, and \n stands for a line break
         value = [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
-        if option.key == "template_arg":  # one variable of the template after the other
+        if option.key == "template_arg":  # each command sets one variable
             name = text.partition("=")[0]
             others = [arg for arg in request.template_arg or () if arg.partition("=")[0] != name]
             value = [*others, text]
@@ -81,7 +81,7 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
 
 
 def find_live(name: str) -> Option:
-    """Return the option of this name, which a chat can change.
+    """Return the option of this name that a chat can change.
 
     Raises:
         UsageError: there is none.
@@ -108,7 +108,7 @@ def find_option(name: str) -> Option:
 
 
 def values_of(name: str) -> Iterable[str]:
-    """Return the values of an option, if they are few words; for completion."""
+    """Return the values of an option for completion; nothing if any text is valid."""
     if name == "profile":
         return profiles.names()
     if name == "sources":
@@ -120,7 +120,7 @@ def values_of(name: str) -> Iterable[str]:
 
 
 def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
-    """Return a hint at the name that a misspelt word may mean; empty if none is near."""
+    """Return a hint at the most similar name; empty if there is none."""
     names = list(names)
     longer = [name for name in names if word and name.startswith(word)]
     near = longer or difflib.get_close_matches(word, names, n=1, cutoff=0.65)
@@ -159,7 +159,7 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
 
 
 def _spelt(value: object) -> str:
-    """Return a value as `/set` takes it."""
+    """Return a value in the form that `/set` accepts."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None or isinstance(value, tuple | list):

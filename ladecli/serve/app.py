@@ -209,7 +209,7 @@ class _Dispatcher:
         return bytes(body)
 
     async def _deltas(self, body: CompletionBody) -> AsyncGenerator[AnswerDelta]:
-        """Yield the deltas of an answer; if the generator is closed, decoding ends within a step."""
+        """Yield the deltas of an answer; closing the generator ends decoding within a step."""
         if self._worker.until < math.inf:
             raise ending()
         if len(self.open) > self._options.queue:

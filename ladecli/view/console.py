@@ -1,4 +1,4 @@
-"""A console that texts cannot drive; apart from `terminal`, for programs that print nothing."""
+"""A console without control characters in texts.  Only modules that print import it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..errors import printable
 
 
 class SafeConsole(Console):
-    """A console that prints nothing that drives the terminal, whatever names and texts hold; and
-    that leaves a closed pipe to its caller, instead of ending the program."""
+    """A console that removes control characters from texts, and that leaves a closed pipe to its
+    caller instead of ending the program."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """The segments of what is printed; movements of the cursor are Rich's alone."""
+        """Yield segments; only Rich's own segments may move the cursor."""
         for segment in super().render(renderable, options):
             text = segment.text
             yield segment if segment.control else segment._replace(text=printable(text))
 
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to the caller, who is handling the error."""
+        """Raise the error again for the caller."""
         raise

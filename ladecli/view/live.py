@@ -19,29 +19,29 @@ from .markdown import MarkdownRenderer
 from .terminal import Terminal, is_dumb
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
-"""Seconds between two refreshes, at least and at most."""
+"""The shortest and the longest time between two refreshes, in seconds."""
 SHARE = 0.02
-"""The part of the time that drawing may take."""
+"""The share of the time that drawing may take."""
 
-# Rich has no name for it: clear all from the cursor on.
+# Clears the screen below the cursor; Rich has no constant for it.
 _CLEAR_BELOW = Segment("\x1b[J", None, [(ControlType.CLEAR,)])
 
 
 class LiveView:
-    """Shows a reply while it comes.
+    """Shows a reply while it is generated.
 
     The last two rows of the screen are redrawn: the unfinished row of the text, and the figures.
     Complete rows go above them into the scrollback, and are never touched again.
 
-    Between refreshes text is only kept.
+    Between refreshes, text is only collected.
 
     Args:
         console: the terminal.
-        tally: the figures; it has taken an event when this view does.
-        renderer: sets the text; what is switched in it shows with the next drawing.
+        tally: the figures; it must be updated with an event before this view.
+        renderer: lays out the text; changes of its options show with the next refresh.
         max_context: the most tokens of prompt and reply together; 0 if unknown.
-        quiet: whether the row of figures stays empty.
-        clock: seconds that never go back.
+        quiet: True if the row of figures stays empty.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LiveView:
         self._has_text = self._finished = False
 
     def show(self, event: TextEvent) -> None:
-        """Take one more event, and draw if it is time to."""
+        """Add one event, and draw if a refresh is due."""
         self._pieces += pieces_of(event)
         first = not self._has_text and any(piece.text or piece.reasoning for piece in self._pieces)
         self._has_text |= first
@@ -82,7 +82,7 @@ class LiveView:
             self._draw()
 
     def _draw(self) -> None:
-        """Bring the screen up to date in one write."""
+        """Update the screen in one write."""
         width = self._console.width
         pieces, self._pieces = self._pieces, []
         rows, unfinished = self._renderer.feed(pieces, width)
@@ -91,11 +91,11 @@ class LiveView:
         frame = Text()
         for row in rows:
             frame.append_text(row).append(row.end)
-        # Terminals break rows anew when they become narrower.
+        # A terminal that becomes narrower wraps its rows again.
         rise = sum(max(len(chop_cells(row, max(width, 2))), 1) for row in self._region) - 1
         self._region = []
         if not self._finished:
-            # One cell less, or it could take two rows by itself.
+            # One cell less than the width, since some terminals wrap a full row.
             colours = self._renderer.colours
             status = status_line(self._tally, width - 1, self._max_context, colours)
             status = Text() if self._quiet else status
@@ -113,6 +113,6 @@ def reply_view(
     """Return the live view, or a plain writer if stdout cannot be drawn on."""
     if not sys.stdout.isatty() or is_dumb():
         return terminal.writer(renderer.colours, renderer.reasoning)
-    # "never" takes the colours away, and must not take the cursor's movements with them.
+    # "never" is about colours, and must not turn off cursor movements.
     console = terminal.console(sys.stdout, is_terminal=True)
     return LiveView(console, tally, renderer, max_context=max_context, quiet=terminal.quiet)

@@ -1,8 +1,8 @@
-"""Pieces of a reply to styled rows of a terminal: styled as they come, never rewritten.
+"""Render a reply as styled rows of a terminal, row by row, without rewriting earlier rows.
 
-Every character of the reply is shown, Markdown's marks included, so nothing moves when a mark
-closes.  A mark styles the rest of its line until it is closed, so complete rows can be printed
-before their line has ended.
+Every character of the reply is shown, including Markdown's marks, so nothing moves when a mark is
+closed.  An open mark styles the rest of its line, so complete rows can be printed before their line
+has ended.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..events import Piece
 from ..visualize import Sections, style_of
 
 TAB = 4
-"""Cells between tab stops, as code in replies expects them."""
+"""Cells between tab stops, as is usual for code in replies."""
 
-# A line: its indentation, quotes and items, then what makes it a heading or opens code.
+# The start of a line: indentation, quotes and list items; then a heading or a code fence.
 _LEAD = re.compile(r" *(?P<quote>(?:> ?)*) *(?P<items>(?:(?:[-+*]|\d{1,9}[.)]) +)*)")
 _HEADING = re.compile(r"(#{1,6}) ")
 _FENCE = re.compile(r"(`{3,}|~{3,})([^`]*)$")
 
-# Marks are not opened in the middle of a word, as in 2*3, nor after the ( of a call, nor before
-# what separates or closes.
+# No mark opens in the middle of a word, as in 2*3, after the ( of a call, or before punctuation
+# that separates or closes.
 _INLINE = re.compile(
     r"(?<![`\\])(?P<ticks>`+)(?P<code>[^`].*?)(?:(?<!`)(?P=ticks)(?!`)|$)"
     r"|(?<![\w*\\])(?<!\w\()(?P<mark>\*{1,3}|_{1,3})(?P<text>[^\s*_,;:?)\]}].*?)"
@@ -38,19 +38,18 @@ _INLINE = re.compile(
 _EMPHASIS = {1: "italic", 2: "bold", 3: "bold italic"}
 
 _LONGEST = 5000
-"""Characters of a line that are set together: setting them again and again costs their square."""
+"""The most characters of a line that are laid out together, since the cost is quadratic."""
 _WRAPPER = Console()
-"""A console that Rich's wrapping asks for, and uses for justified text alone."""
+"""A console that Rich's wrapping requires, although it needs it only for justified text."""
 
 
 class MarkdownRenderer:
     """Renders a reply to rows.
 
     Args:
-        markdown: whether marks have a style; may be switched at any time, then the rows
-            from the unfinished one on change.
-        colours: whether text has the colour of its source; may be switched too.
-        reasoning: whether that is shown, dim and as it is.
+        markdown: True if marks have a style; a change applies from the unfinished row on.
+        colours: True if text has the colour of its source; may be changed, too.
+        reasoning: True if reasoning is shown, dim and without styles.
     """
 
     def __init__(self, markdown: bool, colours: bool, reasoning: bool = True) -> None:
@@ -58,15 +57,15 @@ class MarkdownRenderer:
         self.colours = colours
         self.reasoning = reasoning
         self._sections = Sections(reasoning)
-        self._dim = False  # whether the line is reasoning, or a label
-        self._line: list[Piece] = []  # not ended yet
-        self._start = 0  # characters of it that are in complete rows
-        self._fence = ""  # the opening fence, in code
+        self._dim = False  # the line is reasoning, or a label
+        self._line: list[Piece] = []  # the unfinished line
+        self._start = 0  # the number of its characters in complete rows
+        self._fence = ""  # the opening fence, inside of code
 
     def feed(self, pieces: Iterable[Piece], width: int) -> tuple[list[Text], Text]:
-        """Add text; returns the rows that it completed, and the unfinished one.
+        """Add text; return the completed rows, and the unfinished one.
 
-        A row whose `end` is empty fills the screen's width, and goes on in the next one.
+        A row whose `end` is empty fills the screen's width, and continues in the next row.
 
         Args:
             pieces: in order.
@@ -74,7 +73,7 @@ class MarkdownRenderer:
         """
         complete: list[Text] = []
         for span in chain.from_iterable(map(self._sections.of, pieces)):
-            self._dim = span.dim  # it changes between lines alone
+            self._dim = span.dim  # changes only between lines
             first, *others = printable(span.text).split("\n")
             complete += self._add(first, span.source, width)
             for part in others:
@@ -84,12 +83,11 @@ class MarkdownRenderer:
         return complete + rows, unfinished
 
     def flush(self, width: int) -> list[Text]:
-        """The rest of the text, at its end."""
+        """Return the rows of the unfinished line, at the end of the text."""
         return self._end_line(width) if any(piece.text for piece in self._line) else []
 
     def _add(self, text: str, source: str | None, width: int) -> list[Text]:
-        """Add text to the line; returns the rows that leave it because it is too long, and are
-        then a line of their own."""
+        """Add text to the line; return rows that were split off because the line is too long."""
         complete = []
         room = _LONGEST - len(self._plain())
         while len(text) > room:
@@ -114,14 +112,14 @@ class MarkdownRenderer:
         return rows
 
     def _rows(self, width: int) -> list[Text]:
-        """The rows of the line that were not complete before; `_start` becomes the last one's."""
+        """Return the new rows of the line, and set `_start` to the start of the last one."""
         line, width = self._styled(), max(width, 2)
         if self.markdown and (self._fence or line.plain.lstrip(" ").startswith("|")):
             return self._folded(line, width)
         return self._wrapped(line, width)
 
     def _folded(self, line: Text, width: int) -> list[Text]:
-        """Rows of code or a table: the terminal breaks them, and they are copied whole."""
+        """Return rows of code or a table: the terminal wraps them, so that copies are unbroken."""
         rest = line[self._start :]
         parts = chop_cells(rest.plain, width)[:-1]
         rows = list(rest.divide(accumulate(map(len, parts))))
@@ -131,7 +129,7 @@ class MarkdownRenderer:
         return rows
 
     def _wrapped(self, line: Text, width: int) -> list[Text]:
-        """Rows of prose: broken at words, and hanging below the mark of a list or a quotation."""
+        """Return rows of prose, wrapped at words and indented below the mark of a list or quote."""
         lead = _LEAD.match(line.plain)
         hang = lead.end() if lead and self.markdown else 0
         if hang > (width - 1) // 2:
@@ -139,8 +137,8 @@ class MarkdownRenderer:
         rows = []
         while True:
             at = max(self._start, hang)
-            # One row at a time, and from a bounded part of the line: rows must not depend on how
-            # much of it is there.
+            # One row at a time, from a bounded part of the line: rows must not depend on how much
+            # of the line has arrived.
             end = at + 16 * width
             row, *others = line[at:end].wrap(_WRAPPER, width - hang, overflow="fold")
             following = line.plain[at + len(row.plain.rstrip()) :].lstrip()
@@ -157,7 +155,7 @@ class MarkdownRenderer:
     # Styles.
 
     def _styled(self) -> Text:
-        """The unfinished line."""
+        """Return the unfinished line with styles."""
         line = Text(no_wrap=True)
         for piece in self._line:
             line.append(piece.text, style_of(piece.source) if self.colours else None)
@@ -171,7 +169,7 @@ class MarkdownRenderer:
     def _style_prose(self, line: Text) -> None:
         lead = _LEAD.match(line.plain)
         assert lead is not None
-        # If sources have colours, nothing else has.
+        # If sources have colours, Markdown has none.
         line.stylize("bold" if self.colours else "bold magenta", *lead.span("items"))
         if lead["quote"]:
             line.stylize("dim", *lead.span("quote"))
@@ -198,12 +196,12 @@ class MarkdownRenderer:
             line.stylize("dim", inner[1], match.end())
 
     def _closes(self, plain: str) -> bool:
-        """Whether a line of code is its closing fence."""
+        """Return True if a line is the closing fence of the open code."""
         mark = plain.strip(" >")
         return bool(self._fence) and mark.startswith(self._fence) and len({*mark}) == 1
 
 
 def _opening(plain: str) -> re.Match[str] | None:
-    """The fence and the language of a line that opens code."""
+    """Return the match of the fence and the language, if a line opens code."""
     lead = _LEAD.match(plain)
     return _FENCE.match(plain, lead.end()) if lead else None

@@ -1,6 +1,6 @@
-"""Lines, tables and findings on a console: as wide as a screen, and on a pipe with every row whole.
+"""Lines, tables and findings on a console: wrapped to the width of a screen, but never on a pipe.
 
-Colours are another matter: a pipe has them if the user wants them, and no width even then.
+Colours are independent of this: a pipe may have them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rich.text import Text
 from .terminal import PIPE
 
 NONE = "-"
-"""The sign for a figure that there is not."""
+"""The sign for a missing figure."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
-"""Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
+"""Levels: in order; worth knowing; worse than necessary; something does not work."""
 _LOOKS = {OK: ("+", ""), NOTE: ("-", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("x", "red")}
 """The mark and the style of each level."""
 _NAMES = 12
-"""Columns that a name has at least; or a third of the screen."""
+"""The least width of names, in cells; on a wide screen it is a third of the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Column:
     """A column of a table."""
 
     title: str
-    number: bool = True  # whether it holds numbers, which end at its right side
-    weight: int = 0  # if there is no room, the greatest is left out first; 0 always stays
-    note: str = ""  # what it holds, for the footnote
+    number: bool = True  # it holds numbers, which are aligned to the right
+    weight: int = 0  # without room, the column of the greatest weight goes first; 0 always stays
+    note: str = ""  # explanation for the footnote
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]  # the first one names the row
-    rows: tuple[tuple[str, ...], ...]  # as many cells in each as there are columns
-    notes: tuple[str, ...] = ()  # below it, each a line of its own
+    rows: tuple[tuple[str, ...], ...]  # one cell per column
+    notes: tuple[str, ...] = ()  # lines below the table
 
     @property
     def footnotes(self) -> tuple[str, ...]:
-        """Below it: what its columns hold, and its own notes."""
+        """The lines below the table: explanations of columns, and its own notes."""
         explained = "; ".join(column.note for column in self.columns if column.note)
         return (explained, *self.notes) if explained else self.notes
 
     def of_columns(self, kept: Sequence[int]) -> Table:
-        """The table with some columns only, by number."""
+        """Return the table with only some of its columns, by number."""
         return replace(
             self,
             columns=tuple(self.columns[number] for number in kept),
@@ -61,7 +61,7 @@ class Table:
         )
 
     def without_empty(self) -> Table:
-        """The table without columns in which no row has anything; those of weight 0 stay."""
+        """Return the table without empty columns; those of weight 0 stay."""
         kept = [
             number
             for number, column in enumerate(self.columns)
@@ -72,7 +72,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked: what there is, how good that is, and the fix."""
+    """The result of one check: the value, its level, and the fix."""
 
     name: str
     value: str
@@ -81,23 +81,23 @@ class Finding:
 
 
 def line(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: no markup in it, and nothing highlighted."""
+    """Print a line without markup or highlighting."""
     console.print(text, style=style, markup=False, highlight=False, emoji=False)
 
 
-def show(part: RenderableType, console: Console) -> None:
-    """Print a table or the like: on a pipe every row is one line, without blanks at its end."""
+def show(content: RenderableType, console: Console) -> None:
+    """Print a table or the like: on a pipe every row is one line, without trailing blanks."""
     if console.file.isatty():
-        console.print(part)
+        console.print(content)
         return
-    for segments in console.render_lines(part, pad=False):
+    for segments in console.render_lines(content, pad=False):
         row = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
         row.rstrip()
         console.print(row)
 
 
 def print_rows(console: Console, rows: Iterable[Sequence[RenderableType]]) -> None:
-    """Print a table of up to three columns without a head: names, values and remarks."""
+    """Print a table without a header: names, values and remarks."""
     names = RichColumn(style="cyan", no_wrap=True)
     grid = RichTable.grid(names, RichColumn(), RichColumn(style="dim"), padding=(0, 2))
     for row in rows:
@@ -106,7 +106,7 @@ def print_rows(console: Console, rows: Iterable[Sequence[RenderableType]]) -> No
 
 
 def print_table(table: Table, console: Console) -> set[str]:
-    """Print a table with its title and footnotes; without room for all, not all of its columns.
+    """Print a table with its title and footnotes, without some columns if they do not fit.
 
     Returns:
         The titles of the columns that were left out: those of the greatest weight.
@@ -130,9 +130,9 @@ def print_table(table: Table, console: Console) -> set[str]:
 
 
 def _rich_table(table: Table, names: int | None = None) -> RichTable:
-    """The table for Rich, with a line below its head and no other.
+    """Return the table for Rich, with a single rule below its header.
 
-    Names are folded at `names` cells, if that is given.
+    Names are folded at `names` cells.
     """
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in table.columns:
@@ -146,14 +146,14 @@ def _rich_table(table: Table, names: int | None = None) -> RichTable:
 
 
 def level_style(level: str) -> str:
-    """The style of a level."""
+    """Return the style of a level."""
     return _LOOKS[level][1]
 
 
 def print_finding(finding: Finding, console: Console) -> None:
-    """Print a finding by its level, and its fix below it."""
+    """Print a finding in the style of its level, and its fix below it."""
     mark, style = _LOOKS[finding.level]
-    # The level is a word, too: not every reader sees colours.
+    # The level is also a word, for readers who do not see colours.
     level = f"{finding.level}: " if finding.level in (WARNING, PROBLEM) else ""
     line(console, f"  {mark} {finding.name:<18} {level}{finding.value}", style)
     if finding.fix:

@@ -1,4 +1,4 @@
-"""The terminal around an answer: consoles, notices, a spinner, a bar, and Ctrl-C as a flag."""
+"""The terminal: consoles, notices, a spinner, a progress bar, and Ctrl-C as a flag."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from ..visualize import Writer
 
 PIPE = 10_000
-"""Columns of a pipe: more than any line has, so that none is broken."""
-DRAWN_EVERY = 0.1
-"""Seconds from one drawing of a bar to the next, at least."""
+"""The width of a pipe: longer than any line, so that none is wrapped."""
+REFRESH_INTERVAL = 0.1
+"""The least seconds between two refreshes of a progress bar."""
 
 
 def is_dumb() -> bool:
-    """Whether the terminal, if there is one, can neither draw nor edit."""
+    """Return True if the terminal, if there is one, can neither redraw nor edit."""
     return os.name == "posix" and os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
 def tell(message: str) -> None:
-    """Print a line for the user on stderr; a screen breaks it between words."""
+    """Print a line for the user on stderr, wrapped between words on a screen."""
     line = f"lade: {one_line(message)}"
-    with contextlib.suppress(OSError, ValueError):  # it is no screen
+    with contextlib.suppress(OSError, ValueError):  # stderr is not a screen
         width = os.get_terminal_size(sys.stderr.fileno()).columns
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     print(line, file=sys.stderr)
@@ -43,20 +43,20 @@ def tell(message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Output to the user: the answer on stdout, all else on stderr."""
+    """Output to the user: answers on stdout, everything else on stderr."""
 
     color: str = "auto"  # or always, or never
-    quiet: bool = False  # whether only errors go to stderr
+    quiet: bool = False  # only errors go to stderr
 
     def console(
         self, stream: TextIO, *, is_terminal: bool | None = None, columns: int | None = None
     ) -> Console:
-        """Return a console on a stream, with or without colours as the user asked.
+        """Return a console on a stream, with colours as the user asked.
 
         Args:
-            stream: takes the output.
-            is_terminal: whether it takes control sequences; None for what the colours need.
-            columns: of a stream that is no terminal; None to leave its lines whole.
+            stream: receives the output.
+            is_terminal: True if the stream accepts control sequences; None to follow the colours.
+            columns: the width of a stream that is not a terminal; None not to wrap lines.
         """
         from .console import SafeConsole
 
@@ -75,8 +75,8 @@ class Terminal:
         """Return the writer for stdout: a terminal with colours, one without, or no terminal.
 
         Args:
-            colours: whether tokens have those of their sources.
-            reasoning: whether it is written, too.
+            colours: True if tokens have the colours of their sources.
+            reasoning: True if reasoning is written, too.
         """
         from rich.console import COLOR_SYSTEMS
 
@@ -84,7 +84,7 @@ class Terminal:
 
         is_terminal, console = sys.stdout.isatty(), self.console(sys.stdout)
         coloured = self.color == "always" or (self.color == "auto" and is_terminal)
-        plain = console.no_color or console.legacy_windows  # which knows no escape codes
+        plain = console.no_color or console.legacy_windows  # those lack escape codes
         if colours and coloured and console.color_system and not plain:
             colors = COLOR_SYSTEMS[console.color_system]
             return Writer(sys.stdout, safe=True, colors=colors, reasoning=reasoning)
@@ -97,8 +97,8 @@ class Terminal:
                 tell(line)
 
     def statistics(self, tally: Tally, colours: bool = True) -> None:
-        """Print the line about an answer, if that has tokens, on stderr; as wide as the screen, if
-        there is one.  Sources have their colours with `colours`."""
+        """Print the figures of an answer that has tokens as a line on stderr, as wide as the
+        screen.  Sources have their colours with `colours`."""
         from ..visualize import statistics_line
 
         if not tally.tokens:
@@ -108,10 +108,10 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self, what: str | None) -> Iterator[Callable[[str], None]]:
-        """Show a spinner on stderr, if that is a terminal, while something takes long; or none.
+        """Show a spinner on stderr during a block, if stderr is a terminal.
 
         Yields:
-            A function that takes the stage which has begun, in some words.
+            A function that takes a description of the stage that begins.
         """
         if what is None or self.quiet or not sys.stderr.isatty():
             yield lambda _stage: None
@@ -126,16 +126,16 @@ class Terminal:
 
     @contextlib.contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a bar on stderr, if that is a terminal that can redraw, with the time that is left.
+        """Show a progress bar with the remaining time on stderr, if that is a terminal.
 
-        It is drawn by its caller's thread: another one would take its time from what is measured.
+        The caller's thread draws it, since another thread would slow what is measured.
 
         Args:
-            what: is being done, in a word.
-            total: of what is counted, at the end.
+            what: a name for the work.
+            total: the number of units of work.
 
         Yields:
-            A function that takes how many more are done.
+            A function that takes the number of further completed units.
         """
         if self.quiet or not sys.stderr.isatty() or is_dumb():
             yield lambda _more: None
@@ -149,7 +149,7 @@ class Terminal:
             def advance(more: int) -> None:
                 nonlocal drawn
                 bar.update(task, advance=more)
-                if time.monotonic() - drawn >= DRAWN_EVERY:
+                if time.monotonic() - drawn >= REFRESH_INTERVAL:
                     bar.refresh()
                     drawn = time.monotonic()
 
@@ -160,7 +160,7 @@ class Terminal:
 def handling(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signals: signal.Signals
 ) -> Iterator[None]:
-    """Let something else than until now handle signals within a block."""
+    """Use another handler of signals within a block."""
     before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
@@ -170,9 +170,9 @@ def handling(
 
 
 def tidying_up() -> contextlib.AbstractContextManager[None]:
-    """Make an exception of a signal that ends the program, so that it tidies up on its way.
+    """Raise SystemExit on a signal that ends the program, so that it cleans up first.
 
-    One that is ignored stays so: `nohup` asks for that.
+    Ignored signals stay ignored, as `nohup` requires.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -182,20 +182,20 @@ def tidying_up() -> contextlib.AbstractContextManager[None]:
 
 
 def heeded(*names: str) -> list[signal.Signals]:
-    """The signals of these names, without those that are ignored or that this system lacks."""
+    """Return the named signals, without ignored ones and those that this system lacks."""
     known = (number for number in signal.Signals if number.name in names)
     return [number for number in known if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def ctrl_c(*others: signal.Signals) -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C set a flag that is read between two steps; a second one ends at once.
+    """Let Ctrl-C set a flag, which is read between two steps; a second one raises an exception.
 
-    An exception inside a forward could land between two writes to the cache.  Further ones do
-    nothing: they would only disturb the tidying up.
+    An exception inside a forward could come between two writes to the cache.  Further presses are
+    ignored, since they would only disturb the cleanup.
 
     Args:
-        others: signals that do the same.
+        others: signals with the same effect.
     """
     presses = 0
 
