@@ -3,10 +3,12 @@
     python benchmarks/edits.py --model Qwen/Qwen2.5-Coder-0.5B-Instruct --json FILE
 
 `edits.jsonl` has files, requests and the replacements that fulfil them; half of its rows are to
-tune on, and half to report.  There are three kinds of answers:
+tune on, and half to report.  There are five kinds of answers:
 
 - dictated: the file with the replacements made, as a model without mistakes would write it, while
   drafts see what this model finds probable.
+- in JSON: the same as an agent writes it, as a string among the arguments of a tool call.
+- escaped: the same, and drafts know the file as a JSON string, as they do in `lade serve`.
 - own: the model's own greedy answer.
 - handed over: the model answers a request without the file, and drafts know its answer as it was
   before three of a hundred tokens changed.
@@ -40,6 +42,7 @@ EDITS = Path(__file__).with_name("edits.jsonl")
 CONFIG = LookaheadConfig(
     budget=64, sources=WITHOUT_WINDOW, step_cost=StepCost((1, 64), (0,), ((1.0, 1.05),))
 )
+KINDS = ("dictated", "in JSON", "escaped", "own", "handed over")
 CHANGED = 0.03
 """The share of tokens that are changed in an answer that is handed over."""
 
@@ -90,6 +93,13 @@ def fulfilled(row: dict[str, Any]) -> str:
     return f"```{row['language']}\n{text}```"
 
 
+def as_tool_call(row: dict[str, Any]) -> str:
+    """Return the call by which an agent writes the file with the replacements made."""
+    text = fulfilled(row).split("\n", 1)[1].removesuffix("```")
+    call = {"name": "write_file", "arguments": {"path": "file", "content": text}}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+
+
 def answers(session: Session, row: dict[str, Any], kind: str, new: int) -> tuple[int, int, float]:
     """Return tokens, steps and the host's microseconds per step of one answer."""
     file = f"```{row['language']}\n{row['file']}```"
@@ -102,8 +112,11 @@ def answers(session: Session, row: dict[str, Any], kind: str, new: int) -> tuple
     if kind == "handed over":
         request = f"Write an example of a file for which somebody may ask: {row['request']}"
     prompt = session.encode_chat([{"role": "user", "content": request}])
-    if kind == "dictated":
-        script = session.encode(fulfilled(row))
+    if kind in ("dictated", "in JSON", "escaped"):
+        script = session.encode(fulfilled(row) if kind == "dictated" else as_tool_call(row))
+        if kind == "escaped":
+            escaped = json.dumps(row["file"], ensure_ascii=False)[1:-1]
+            store.learn_text(session.encode(escaped))
         ids, steps, host = decode(decoder, prompt, store, new, stops, script)
         assert ids == script
         return len(ids), steps, host
@@ -120,7 +133,7 @@ def answers(session: Session, row: dict[str, Any], kind: str, new: int) -> tuple
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--kind", action="append", choices=("dictated", "own", "handed over"))
+    parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--half", action="append", choices=("tune", "report"))
     parser.add_argument("-n", "--new-tokens", type=int, default=400)
     args = parser.parse_args()
@@ -128,7 +141,7 @@ def main() -> None:
     rows = [json.loads(line) for line in EDITS.read_text(encoding="utf-8").splitlines()]
     figures: dict[str, Any] = {}
     print_head("answer", "edit", "tokens", "steps", "tokens per step", "host, µs a step")
-    for kind in args.kind or ("dictated", "own", "handed over"):
+    for kind in args.kind or KINDS:
         for half in args.half or ("tune", "report"):
             all_tokens = all_steps = all_host = 0.0
             for row in rows:
