@@ -18,7 +18,7 @@ from .result import (
     SCHEMA,
     STOCK_COMPILED,
     Result,
-    Skipped,
+    SkippedRow,
     command_line,
     describe_machine,
     describe_model,
@@ -171,7 +171,7 @@ def _make_tasks(
     swept: Sweep,
     prompts: Sequence[Row] | None,
     terminal: Terminal,
-) -> tuple[Sequence[BenchTask], list[Skipped]]:
+) -> tuple[Sequence[BenchTask], list[SkippedRow]]:
     """Make the tasks of all methods, and list those for which the context has no room.
 
     Without `prompts`, the tasks are passages of the contexts in `swept`.

@@ -14,8 +14,8 @@ from itertools import count, product
 from ..errors import LadeError, describe_error
 from ..models.device import Device, peak_memory, watch_peak
 from ..session.text import TextDelta
-from .result import Failure, Run, Skipped, TimeSpent
-from .runners import Answer, MethodRunner, Stopped
+from .result import Failure, Run, SkippedRow, TimeSpent
+from .runners import Answer, MethodRunner, RunInterrupted
 from .tasks import BenchTask
 
 WARM_UPS, WARM_UP = 3, 16
@@ -42,7 +42,7 @@ class Measurement:
     ) -> None:
         self.runs: list[Run] = []  # in the order of time, as are `failures`
         self.failures: list[Failure] = []
-        self.skipped: dict[str, Skipped] = {}  # turns that the context had no room for, by row
+        self.skipped: dict[str, SkippedRow] = {}  # turns that the context had no room for, by row
         self.interrupted = False  # by Ctrl-C
         self.seconds = 0.0  # without the warm-up
         self._runners = list(runners)
@@ -64,7 +64,7 @@ class Measurement:
             order = random.Random(0)  # the same in every benchmark
             for repeat, task in product(range(1, repeats + 1), tasks):
                 self._round(task, repeat, order.sample(self._runners, len(self._runners)))
-        except (Stopped, KeyboardInterrupt):
+        except (RunInterrupted, KeyboardInterrupt):
             self.interrupted = True
         finally:
             self.seconds = time.perf_counter() - began
@@ -96,7 +96,7 @@ class Measurement:
             with contextlib.suppress(Exception):
                 runner.answer(prompt, enough)
             if self._cancelled():
-                raise Stopped
+                raise RunInterrupted
 
     def _round(self, task: BenchTask, repeat: int, order: Sequence[MethodRunner]) -> None:
         """Let all methods do one task, in an order."""
@@ -105,13 +105,13 @@ class Measurement:
             if not any((one.contender, one.row) == (name, task.id) for one in self.failures):
                 try:
                     self._hold(runner, task, repeat)
-                except Stopped:
+                except RunInterrupted:
                     raise
                 except Exception as error:  # must not cost the figures of the others
                     self.failures.append(Failure(name, task.id, describe_error(error)))
             self._progress(1)
         if task.cut:
-            self.skipped[task.id] = Skipped(task.id, task.cut)
+            self.skipped[task.id] = SkippedRow(task.id, task.cut)
 
     def _hold(self, runner: MethodRunner, task: BenchTask, repeat: int) -> None:
         """Let one method do one task; the turns before one that fails count."""

@@ -114,7 +114,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedRow:
     """A row that was not measured, or a conversation that ended early, and why."""
 
     row: str
@@ -154,7 +154,7 @@ class Result:
     conditions: Mapping[str, Any]  # what was asked for
     contenders: tuple[Method, ...]
     runs: tuple[Run, ...]
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedRow, ...] = ()
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 
-class Stopped(Exception):
+class RunInterrupted(Exception):
     """Ctrl-C ended an answer before its end."""
 
 
@@ -44,9 +44,9 @@ class Answer:
         return tuple(round(end - start, 6) for start, end in pairwise(self.marks))
 
     def whole(self) -> Answer:
-        """Return the answer, or raise `Stopped` if Ctrl-C ended it."""
+        """Return the answer, or raise `RunInterrupted` if Ctrl-C ended it."""
         if self.reason == "interrupted":
-            raise Stopped
+            raise RunInterrupted
         return self
 
 

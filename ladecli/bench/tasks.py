@@ -11,7 +11,7 @@ from ..decoder.errors import PromptError
 from ..errors import UsageError
 from ..session.dialogue import MORE_ROOM, Dialogue
 from ..suites import row_notices
-from .result import Skipped
+from .result import SkippedRow
 
 if TYPE_CHECKING:
     from ..options.commands import MeasureRequest
@@ -58,7 +58,7 @@ def make_dialogues(
     rows: Sequence[Row],
     terminal: Terminal,
     new_tokens: int = 1,
-) -> tuple[list[Dialogue], list[Skipped]]:
+) -> tuple[list[Dialogue], list[SkippedRow]]:
     """Make the dialogues of rows, list the rows that cannot be read, and say what is special about
     them."""
     template = request.template(session.has_template)
@@ -84,19 +84,19 @@ def make_passages(
     ]
 
 
-def split_usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
+def split_usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[SkippedRow]]:
     """Split tasks into those whose first prompt can be read, and the others with the reason.
 
     Raises:
         UsageError: no prompt can be read.
     """
     usable: list[_Task] = []
-    skipped: list[Skipped] = []
+    skipped: list[SkippedRow] = []
     for task in tasks:
         try:
             task.first()
         except (UsageError, PromptError) as error:  # noqa: PERF203
-            skipped.append(Skipped(task.id, str(error)))
+            skipped.append(SkippedRow(task.id, str(error)))
         else:
             usable.append(task)
     if not usable:

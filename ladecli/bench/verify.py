@@ -28,7 +28,7 @@ from ..view.terminal import Terminal, ctrl_c
 from .result import (
     PLAIN,
     Method,
-    Skipped,
+    SkippedRow,
     command_line,
     describe_machine,
     describe_model,
@@ -36,7 +36,7 @@ from .result import (
     now,
     sampling_shown,
 )
-from .runners import Answer, OwnRunner, Stopped
+from .runners import Answer, OwnRunner, RunInterrupted
 from .tasks import make_dialogues
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class AnswerComparison:
     """One answer beside plain decoding's."""
 
     row: str
@@ -168,8 +168,8 @@ class Comparison:
 
     settings: dict[str, int | str]  # of the strategy
     sampling: dict[str, int | float]  # values that are not the default
-    answers: list[Compared] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)  # rows, or the rest of one, unanswered
+    answers: list[AnswerComparison] = field(default_factory=list)
+    skipped: list[SkippedRow] = field(default_factory=list)  # rows, or the rest of one, unanswered
     interrupted: bool = False  # by Ctrl-C
 
     @property
@@ -250,14 +250,14 @@ class Verifier:
                 reason = dialogue.cut
             except LadeError as error:
                 reason = str(error)
-            except (Stopped, KeyboardInterrupt):
+            except (RunInterrupted, KeyboardInterrupt):
                 result.interrupted = True
                 break
             if reason is not None:
-                result.skipped.append(Skipped(dialogue.id, reason))
+                result.skipped.append(SkippedRow(dialogue.id, reason))
         return result
 
-    def _compare_turns(self, dialogue: Dialogue) -> Iterator[Compared]:
+    def _compare_turns(self, dialogue: Dialogue) -> Iterator[AnswerComparison]:
         """Compare a conversation turn by turn, up to the first divergence.
 
         The strategy holds all of it first, so that its cache is reused from turn to turn as in a
@@ -281,7 +281,7 @@ class Verifier:
                     dialogue.id, turn, index, prompt, answer, plain
                 )
                 dialogue.cut = None  # the prompts of later turns differ
-            yield Compared(
+            yield AnswerComparison(
                 row=dialogue.id,
                 category=dialogue.category,
                 turn=turn,
@@ -315,9 +315,9 @@ class Verifier:
         return replace(divergence, **asdict(gap), explained=gap.explained) if gap else divergence
 
     def _answer(self, prompt: list[int], settings: Settings) -> Answer:
-        """Decode a prompt; Ctrl-C raises `Stopped`."""
+        """Decode a prompt; Ctrl-C raises `RunInterrupted`."""
         if self._cancelled():
-            raise Stopped
+            raise RunInterrupted
         method = Method(settings.strategy, settings.strategy)
         runner = OwnRunner(method, self._session, settings)
         answer = runner.answer(prompt, self._cancelled).whole()

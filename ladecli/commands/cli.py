@@ -1,4 +1,4 @@
-"""The program `lade`: it makes commands of their requests, and one line of every error.
+"""The program `lade`: builds its commands from requests, and prints every error in one line.
 
 The options and the module of a command are imported when it is called.
 """
@@ -44,14 +44,14 @@ _HERE = {
 
 
 class _Commands(TyperGroup):
-    """The commands; only the one that is called gets its options."""
+    """The commands; only the called one gets its options."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name) for name in COMMANDS}
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return a command for the list of all."""
+        """Return a command for the list of commands."""
         return TyperCommand(name, help=request_of(name).__doc__) if name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -66,10 +66,10 @@ class _Commands(TyperGroup):
         from . import config
 
         try:
-            # After flags and LADE_* variables, before profiles: where click looks for defaults.
+            # click uses these defaults after flags and LADE_* variables.
             ctx.default_map = {name: config.defaults(name)}
         except UsageError:
-            if name != "config init":  # which replaces a broken file
+            if name != "config init":  # that one replaces a broken file
                 raise
         return name, _command(name), rest
 
@@ -135,7 +135,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         info = typer.Argument(**described)
     else:
         if option.kind is bool:
-            described["metavar"] = " "  # else the help shows a type, and switches have no value
+            described["metavar"] = " "  # else the help shows a type, although a switch has no value
         info = typer.Option(*option.flags, rich_help_panel=option.panel, **described)
     return inspect.Parameter(
         option.key,
@@ -146,7 +146,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _origins(context: Any) -> dict[str, str]:
-    """Return the origins of the options of a call, by key, without those left at their defaults."""
+    """Return the origins of a call's options by key, without options at their defaults."""
     origins = {}
     for parameter in context.command.params:
         key, source = parameter.name, context.get_parameter_source(parameter.name)
@@ -166,12 +166,12 @@ def _origins(context: Any) -> dict[str, str]:
 
 
 def _perform(name: str, request: Options) -> int:
-    """Run a command until it ends, or until nothing reads its output any more."""
-    place = read_torchrun()
-    if place is not None and name not in _ON_RANKS:
+    """Run a command until it ends, or until its output pipe is closed."""
+    info = read_torchrun()
+    if info is not None and name not in _ON_RANKS:
         raise UsageError(f"lade {name} is one process; start it without torchrun")
     request.check()
-    if place is not None and place.rank > 0:
+    if info is not None and info.rank > 0:
         from ..options.answer import RankedOptions
         from ..session import opening, parallel
 
@@ -188,7 +188,7 @@ def _perform(name: str, request: Options) -> int:
             code: int = getattr(import_module(f"ladecli.{module}"), function)(request)
         return code
     except BrokenPipeError:
-        # Python flushes stdout at exit, and must not find the pipe closed again.
+        # Python flushes stdout at exit, which would fail again on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -197,7 +197,7 @@ def standing() -> dict[str, Options]:
     """Return the requests of calls without flags, by command.
 
     Raises:
-        UsageError: a variable is of a wrong type; or as `config.read`.
+        UsageError: a variable has a wrong type; or as for `config.read`.
     """
     from . import config
 
@@ -208,7 +208,7 @@ def standing() -> dict[str, Options]:
         try:
             context = command.make_context(name, required, default_map=config.defaults(name))
         except TyperException as error:
-            raise UsageError(_refused(error)) from error
+            raise UsageError(_parser_message(error)) from error
         values = {key: context.params[key] for key in options_of(kind)}
         requests[name] = kind(**values, origins=_origins(context))
     return requests
@@ -222,18 +222,18 @@ def show_config(request: Options) -> int:
 
 
 def run() -> int:
-    """Run the program as it was called and return the exit code, all output being flushed."""
+    """Run the command line of this process, flush all output, and return the exit code."""
     code = LadeError.exit_code
     try:
         code = entry()
-    except SystemExit as ended:  # by a signal, or by the parser, whose help nothing reads
-        code = ended.code if isinstance(ended.code, int) else code
-        code = 0 if isinstance(ended.__context__, BrokenPipeError) else code
+    except SystemExit as error:  # by a signal, or by the parser if the pipe of its help is closed
+        code = error.code if isinstance(error.code, int) else code
+        code = 0 if isinstance(error.__context__, BrokenPipeError) else code
     except OSError:
         if "--debug" in sys.argv:
             raise
-        # A terminal that was closed takes no output: there is nowhere to report it.
-    flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
+        # The terminal was closed, so the error cannot be shown.
+    flushed = [_flush(stream) for stream in (sys.stdout, sys.stderr)]
     if flushed == [False, True] and code == 0:
         print("lade: not all of the output could be written", file=sys.stderr, flush=True)
     if "ladecli.models.placement" in sys.modules:
@@ -246,15 +246,15 @@ def entry(arguments: list[str] | None = None) -> int:
 
     Every error becomes one line here.
     """
-    # If stdout is closed an answer is lost, and must not seem to have arrived; characters that
-    # cannot be encoded are replaced.
+    # A closed stdout becomes a stream that cannot be written, so that the lost answer is an error.
+    # Characters that cannot be encoded are replaced.
     sys.stdout = sys.stdout or open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  (both live as long as we do)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
-    # People append it to the call that failed, so it counts in any place.
+    # --debug is valid at any position, since people append it to the failed command.
     debug = "--debug" in arguments
     arguments = [word for word in arguments if word != "--debug"]
     if debug:
@@ -267,9 +267,9 @@ def entry(arguments: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except TyperException as error:
-        # What the parser itself refuses: unknown options, words in place of numbers.
-        return _failed(_refused(error), UsageError.exit_code)
-    except BaseException as error:  # a panic of a library's Rust is no Exception
+        # Errors of the parser: unknown options, words in place of numbers.
+        return _failed(_parser_message(error), UsageError.exit_code)
+    except BaseException as error:  # a panic in a Rust library is not an Exception
         if debug or isinstance(error, SystemExit):
             raise
         if isinstance(error, Error):
@@ -279,8 +279,8 @@ def entry(arguments: list[str] | None = None) -> int:
         return _failed(f"{describe_error(error)}{where}", LadeError.exit_code)
 
 
-def _refused(error: Any) -> str:
-    """Return what the parser refuses in a command line, and the fix."""
+def _parser_message(error: Any) -> str:
+    """Return the message of an error of the parser, with the fix."""
     from pydantic import ValidationError
 
     wrong, where = error.__cause__, getattr(error, "ctx", None)
@@ -294,28 +294,27 @@ def _refused(error: Any) -> str:
         return f"{name} must be {option.described}, not {wrong.errors()[0]['input']!r}"
     message = error.format_message().rstrip(".")
     if not message:
-        return ""  # a call without arguments has shown the help
-    # Of a flag without its value the parser does not say which command's it is.
+        return ""  # the help was printed for a call without arguments
+    # For a flag without its value, the parser does not name the command.
     return f"{message} (see {where.command_path if where else 'lade'} --help)"
 
 
 def _failed(message: str, code: int) -> int:
-    # One rank reports for all, and a call without arguments has no message.
-    place = read_torchrun()
-    if message and (place is None or place.rank == 0):
+    # Only rank 0 reports; a call without arguments has no message.
+    info = read_torchrun()
+    if message and (info is None or info.rank == 0):
         from ..view.terminal import tell
 
-        # File names and templates occur in messages, and must not drive the terminal.
         tell(message)
     return code
 
 
-def _flushed(stream: TextIO) -> bool:
-    """Whether what was written to a stream has arrived, or nothing reads it any more."""
+def _flush(stream: TextIO) -> bool:
+    """Flush a stream; return False if output was lost, except by a closed pipe."""
     try:
         stream.flush()
     except BrokenPipeError:
         return True
-    except (OSError, ValueError, KeyboardInterrupt):  # closed, or nobody reads it
+    except (OSError, ValueError, KeyboardInterrupt):  # such as a full disk
         return False
     return True

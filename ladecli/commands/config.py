@@ -34,7 +34,7 @@ _HEAD = """\
 @functools.cache
 def lasting() -> dict[str, tuple[Option, list[str]]]:
     """Return every setting of the config file, by key, with the commands that have it."""
-    settings: dict[str, tuple[Option, list[str]]] = {}
+    settings: dict[str, tuple[Option, list[str]]] = {}  # those that are not only for single calls
     for command in COMMANDS:
         for key, setting in options_of(request_of(command)).items():
             if setting.lasting:
@@ -46,7 +46,7 @@ def read() -> dict[str, Any]:
     """Return the settings of the config file by key.
 
     Raises:
-        UsageError: it cannot be read, is no TOML, has an unknown key or a value of a wrong type.
+        UsageError: it cannot be read, is not TOML, has an unknown key or a value of a wrong type.
     """
     path = config_path()
     where = f"the config file {path}"
@@ -70,7 +70,7 @@ def read() -> dict[str, Any]:
             near = difflib.get_close_matches(name.lower(), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise UsageError(f"{where} has an unknown key {written!r}; {hint}")
-        if value in ("", []):  # as if the line were not there, as with variables
+        if value in ("", []):  # means no value, as with variables
             continue
         try:
             settings[known[name].key] = known[name].typed(value)
@@ -89,7 +89,7 @@ def defaults(command: str) -> dict[str, Any]:
 
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a line about every LADE_* variable that is set and does nothing."""
+    """Return a line about every LADE_* variable that is set and has no effect."""
     known = {setting.variable for setting, _ in lasting().values() if setting.variable}
     lines = []
     for name in sorted(environment):
@@ -104,7 +104,7 @@ def run_init(request: InitRequest) -> int:
     """Write a config file with every setting in it, commented out; return the exit code.
 
     Raises:
-        UsageError: there is one, and no --force, which keeps a copy of it.
+        UsageError: there is one already, and no --force, which keeps a copy of it.
         LadeError: it cannot be written.
     """
     target = config_path()
@@ -123,7 +123,7 @@ def run_init(request: InitRequest) -> int:
         reason = error.strerror or error
         raise LadeError(f"the config file {target} cannot be written: {reason}") from error
     files.write(target, template(), "config init")
-    # On a terminal a path must not drive it; programs get it as it is.
+    # Only a terminal needs control characters removed from the path.
     print(one_line(str(target)) if sys.stdout.isatty() else target)
     return 0
 
@@ -133,8 +133,8 @@ def template() -> str:
     parts = [_HEAD]
     for panel in PANELS:
         entries = [
-            _entry(setting, having)
-            for setting, having in lasting().values()
+            _entry(setting, commands)
+            for setting, commands in lasting().values()
             if setting.panel == panel
         ]
         if entries:
@@ -142,10 +142,10 @@ def template() -> str:
     return "".join(parts)
 
 
-def _entry(setting: Option, having: list[str]) -> str:
+def _entry(setting: Option, commands: list[str]) -> str:
     about = [setting.described]
-    if not {*having} >= {"chat", "generate"}:
-        about.append(f"for {' and '.join(having)}")
+    if not {*commands} >= {"chat", "generate"}:
+        about.append(f"for {' and '.join(commands)}")
     if setting.variable:
         about.append(setting.variable)
     empty = [] if setting.kind is list else ""
@@ -170,9 +170,9 @@ def show(requests: Mapping[str, Options], color: str) -> int:
 
 def _rows(requests: Mapping[str, Options]) -> Iterator[tuple[str, str, str]]:
     """Yield a row for every setting, and one for each command that differs."""
-    for key, (setting, having) in lasting().items():
+    for key, (setting, commands) in lasting().items():
         rows = {}
-        for command in having:
+        for command in commands:
             request = requests[command]
             value, origin = getattr(request, key), request.origins.get(key, "default")
             rows[command] = "***" if setting.secret and value else value, origin

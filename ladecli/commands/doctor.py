@@ -1,6 +1,6 @@
-"""`lade doctor`: check the machine, the installation, the settings and a model; name the fixes.
+"""`lade doctor`: check the machine, the installation, the settings and a model, and suggest fixes.
 
-Every section is a function that yields findings; `SECTIONS` has them in the order of the report.
+Each section of the report is a function that yields findings; `SECTIONS` has their order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ..models.fit import PlannedModel
 
 SCHEMA = 2
-"""Version of what --json prints."""
+"""The version of the JSON output."""
 _SCARCE = 0.05
-"""A smaller share of free memory is worth a warning."""
+"""A smaller share of free memory causes a warning."""
 PARTS = (
     ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
@@ -56,9 +56,9 @@ PARTS = (
     ("torchao", "checkpoints in torchao", "torchao"),
     ("compressed-tensors", "checkpoints in compressed-tensors", "compressed-tensors accelerate"),
 )
-"""Optional packages: the name, what it brings, and what to install."""
+"""Optional packages: the name, its use, and the packages to install."""
 _SUPPLIED = ("_token", "raise_exception", "strftime_now")
-"""Ends of the names of a template's variables that transformers supplies."""
+"""Suffixes of the template variables that transformers supplies."""
 _NEED_CUDA = ("flash-attn", "triton")
 
 
@@ -96,7 +96,7 @@ def run(request: DoctorRequest) -> int:
 
 
 def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
-    """Return every finding with the title of its section; nothing raises."""
+    """Return every finding with the title of its section; errors become findings."""
     report: list[tuple[str, Finding]] = []
     sections = SECTIONS
     try:
@@ -113,7 +113,7 @@ def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
             findings += section(request)
         except Error as error:
             findings.append(Finding(title.lower(), str(error), PROBLEM))
-        except Exception as error:  # whatever is wrong with a machine must not end the report
+        except Exception as error:  # no fault of a machine must end the report
             value = f"could not be checked: {describe_error(error)}"
             findings.append(Finding(title.lower(), value, WARNING))
         report += [(title, finding) for finding in findings]
@@ -121,7 +121,7 @@ def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
 
 
 def machine(_request: DoctorRequest) -> Iterator[Finding]:
-    """Report the devices that torch can use, the one that models run on first, and their memory."""
+    """Report the devices that torch can use, the default one first, and their memory."""
     devices = device.present()
     first, known = devices[0], device.details(devices[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
@@ -141,7 +141,7 @@ def machine(_request: DoctorRequest) -> Iterator[Finding]:
     cpu = device.detect("cpu")
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}"
     yield Finding("processor", f"{cpu.label}: {count}")
-    # The tool is in images without a GPU, too.
+    # nvidia-smi also exists in images without a GPU, so its output counts.
     if first.kind == "cpu" and "GPU" in device.output("nvidia-smi", "-L"):
         if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
             value = "CUDA_VISIBLE_DEVICES hides it"
@@ -174,23 +174,23 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
 
 
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
-    """Report the versions of optional packages, or what they would bring."""
+    """Report the versions of optional packages, or the use of missing ones."""
     kind = device.detect().kind
-    for name, brings, packages in PARTS:
-        # Only metadata is read: importing a broken package can crash.
+    for name, use, packages in PARTS:
+        # Only metadata is read, since importing a broken package can crash.
         if version := model_files.version(name):
             yield Finding(name, version)
         elif name in _NEED_CUDA and kind != "cuda":
             yield Finding(name, "missing; needs a CUDA GPU", NOTE)
         else:
-            yield Finding(name, f"missing; would bring {brings}", NOTE, f"pip install {packages}")
+            yield Finding(name, f"missing; would bring {use}", NOTE, f"pip install {packages}")
 
 
 def settings(request: DoctorRequest) -> Iterator[Finding]:
     """Report the config file, CUDA graphs, and the profile in use.
 
     Raises:
-        Error: what holds without flags is refused by a command.
+        Error: a command refuses the settings without flags.
     """
     path = config_path()
     for standing in cli.standing().values():
@@ -221,7 +221,7 @@ def settings(request: DoctorRequest) -> Iterator[Finding]:
 
 
 def downloads(request: DoctorRequest) -> Iterator[Finding]:
-    """Report whether models can be downloaded, and whether there is a token."""
+    """Report access to the hub, and the token."""
     from huggingface_hub import constants, get_token
 
     local = "only models on this machine can be used"
@@ -239,15 +239,15 @@ def downloads(request: DoctorRequest) -> Iterator[Finding]:
 
 
 def model(request: DoctorRequest) -> Iterator[Finding]:
-    """Report whether the model can be loaded and decoded, and with which settings.
+    """Report the model's facts, and the settings with which it is decoded.
 
     Raises:
-        Error: it cannot; the message says why.
+        Error: it cannot be loaded or decoded; the message says why.
     """
     if request.model is None:
         return
     files = find(request)
-    files.chat_templates()  # which it checks
+    files.chat_templates()  # raises if they are damaged
     from ..models import describe, fit, load
 
     planned = fit.fit(describe.describe(files, progress=False), request)
@@ -272,7 +272,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     invariant = setup.attention.name == "invariant"
     yield Finding("exactness", spec.exactness(invariant=invariant))
     yield Finding("attention", f"{setup.attention.name}: {setup.attention.why}")
-    assert setup.choice is not None  # `decide` has asked a profile
+    assert setup.choice is not None  # `decide` sets it
     used = request.lookahead(setup.choice.base(request.wants_paper))
     shown = f", {summarise(used)}" if request.strategy == "lookahead" else ""
     yield Finding("settings", f"{request.strategy}{shown}, of the profile {setup.choice.profile}")
@@ -285,12 +285,12 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
 
 
 def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
-    """Report the tokens that end an answer, and what is wrong with what names them."""
+    """Report the tokens that end an answer, and faults of the generation config or template."""
     from ..models import load
     from ..session.chat_template import GREETING, ChatTemplate
 
     if planned.files.folder is None:
-        return  # it is still to be downloaded
+        return  # not downloaded yet
     tokenizer, ends, ignored = load.tokenizer_and_ends(planned)
     if ignored:
         value = f"not applied: {', '.join(ignored)}"

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def run(request: GenerateRequest) -> int:
     """Answer every prompt of the request.
 
-    The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C or SIGTERM.
+    Returns:
+        The exit code: 0, 1 if memory ran out during an answer, or 130 after Ctrl-C or SIGTERM.
     """
     terminal = Terminal(request.color, request.quiet)
     suffix = None if request.suffix_file is None else read_text(request.suffix_file)
@@ -42,9 +43,9 @@ def run(request: GenerateRequest) -> int:
     texts, grammar = request.draft_texts(), grammar_of(request.json_schema, request.grammar)
     with opening.open_with_ranks(request, terminal) as session:
         talks = []
-        # All prompts are checked before the first is answered: no half of the work is lost.
+        # All prompts are checked before the first is answered, so that no work is lost.
         for number, row in enumerate(rows, start=1):
-            # A conversation needs one, unless --raw asks for none.
+            # A conversation needs a template, unless --raw is given.
             chats = suffix is None and (session.has_template or row.is_conversation)
             template = request.template(chats)
             system = request.system if template else None
@@ -81,12 +82,12 @@ def gather(
 ) -> list[Row]:
     """Return all prompts; those of a .jsonl have the ids of their rows, others a number.
 
-    Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line; so has
-    standard input if all of its lines are rows, which `say` is told.  With a `suffix` the answers
-    go between it and the prompts.
+    The file "-" is standard input.  A .jsonl file has a row in each line.  Standard input is read
+    in the same way if all of its lines are rows, which `say` reports.  With a `suffix`, the answers
+    go between the prompts and the suffix.
 
     Raises:
-        UsageError: none was given, or one cannot be read; the message names it and the fix.
+        UsageError: there is no prompt, or one cannot be read; the message names it and the fix.
     """
     prompts = [_row(1, text, "--prompt") for text in texts]
     no_prompt = "no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in"
@@ -103,7 +104,7 @@ def gather(
             if name == STDIN and (rows := rows_of(text)):
                 say(f"standard input has {counted(len(rows), 'row')} of JSON: each is a prompt")
             else:
-                # The last line break ends the line; it is no part of the prompt.
+                # The last line break ends the line and does not belong to the prompt.
                 text = text.removesuffix("\n") if suffix is None else text
                 rows = {0: _row(len(prompts) + 1, text, display_name(name))}
         for line, row in rows.items():
@@ -155,15 +156,15 @@ class _Answers:
             self._fail(UsageError(f"prompt {talk.id}, {talk.cut}"))
 
     def _fail(self, error: LadeError) -> None:
-        """Say what went wrong, also with --quiet; it must cost no other answer."""
+        """Print an error, even with --quiet, and go on with the other answers."""
         Terminal(self._request.color).say(str(error))
         self.code = error.exit_code
 
     def _answer(self, talk: Dialogue, turn: int, ids: list[int]) -> TextDelta | None:
-        """Answer a turn, whose prompt has these ids; None where it was the last.
+        """Answer a turn, whose prompt has these ids; return None to end the conversation.
 
         Raises:
-            RankError: a rank is gone; the text until then was written.
+            RankError: a rank is gone; the text so far was written.
         """
         request, session = self._request, self._session
         self._count = number = self._count + 1
@@ -175,7 +176,7 @@ class _Answers:
         renderer = MarkdownRenderer(False, True, request.reasoning)
         limit = session.decoder.max_context
         shown = [] if request.json else [reply_view(self._terminal, tally, renderer, limit)]
-        # The figures of a live view say it themselves.
+        # The status row of a live view shows that the model is reasoning.
         written = any(isinstance(view, Writer) for view in shown)
         hides_reasoning = written and not request.reasoning and sys.stderr.isatty()
         settings = opening.limited(request, self._settings, session, ids)
@@ -183,7 +184,7 @@ class _Answers:
         files = record.writers(request, session, settings, ids, number)
         lost: RankError | None = None
         try:
-            # To ranks SIGTERM says that one of them has failed.
+            # Ranks receive SIGTERM if one of them has failed.
             ends = (signal.SIGTERM,) if session.ranks == 1 else ()
             with ctrl_c(*ends) as cancelled, together(tally, *shown, *files) as show:
                 for event in session.stream(ids, settings, cancelled, detailed=detailed):
@@ -208,7 +209,7 @@ class _Answers:
         return TextDelta(tally.reasoning, tally.text)
 
     def _report(self, tally: Tally) -> None:
-        """Notices and statistics of an answer, on stderr."""
+        """Print notices and statistics of an answer on stderr."""
         request, session, terminal = self._request, self._session, self._terminal
         terminal.say(*session.new_notices())
         limit = None if "max_new_tokens" in request.origins else RAISE_LIMIT
@@ -232,7 +233,7 @@ class _Answers:
             "text": tally.text,
             "reasoning": tally.reasoning or None,
             "token_ids": tally.token_ids,
-            # Without a reason a rank was lost.
+            # Without a reason, a rank was lost.
             "finish_reason": "length" if tally.cut else tally.reason or "lost",
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {

@@ -1,4 +1,4 @@
-"""`lade models`: the models in the Hugging Face cache, and whether they fit.
+"""`lade models`: list the models in the Hugging Face cache, and whether they fit.
 
 Configurations and the sizes of files say that; neither torch nor transformers is imported.
 """
@@ -21,7 +21,7 @@ from ..view.screen import NONE, Column
 from ..view.terminal import Terminal
 
 CONTEXT = 4096
-"""Tokens of context for which a model must leave room."""
+"""A model fits if memory has room for this many tokens of context."""
 SCHEMA = 2
 """Version of the output of --json."""
 

@@ -1,4 +1,4 @@
-"""`lade profiles`: a table of all for people, one as TOML, JSON objects for programs."""
+"""`lade profiles`: print all profiles as a table, one as TOML, or both as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = 5
 
 
 def run(request: ProfileRequest) -> int:
-    """List all profiles, or show one; returns the exit code, 0.
+    """List all profiles, or show one; return 0.
 
     Raises:
         UsageError: there is no such profile or device.
@@ -84,6 +84,6 @@ def _identity(profile: Profile) -> dict[str, Any]:
 
 
 def _print(**data: Any) -> int:
-    """Print a JSON object; returns the exit code, 0."""
+    """Print a JSON object, and return 0."""
     print(json.dumps({"schema": SCHEMA, **data}, ensure_ascii=False))
     return 0

@@ -1,4 +1,4 @@
-"""`lade tune`: measure what steps take here, for longer than a load does, and keep it."""
+"""`lade tune`: measure the duration of steps, for longer than a load does, and keep the result."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 DISAGREE = 1.3
-"""The usual time of a step over the fastest one, above which the machine was busy."""
+"""If the median time of a step is this many times the fastest one, the machine was busy."""
 
 
 def run(request: TuneRequest) -> int:
-    """Measure the steps of a model, print a table and keep the result; returns the exit code, 0."""
+    """Measure the steps of a model, print a table and keep the result; return 0."""
     terminal = Terminal(request.color, request.quiet)
-    # Without drafts a load measures nothing.
+    # Without drafts, the load itself measures nothing.
     session = opening.open_session(request, terminal, DraftOptions(strategy="autoregressive"))
     decoder, loaded = session.decoder, session.loaded
     if decoder.executor.model.drafts == "none":
@@ -64,7 +64,7 @@ def run(request: TuneRequest) -> int:
         "file": str(path) if kept else None,
     }
     print(json.dumps(measurement)) if request.json else _show(measurement, terminal)
-    # The fastest step of a width counts; if most are far from it, other programs ran beside.
+    # The fastest step of a width counts; if the median is far from it, other programs were running.
     if max(statistics.median(took) / min(took) for took in times.values()) > DISAGREE:
         terminal.say("other programs disturbed the steps: run lade tune again on a quiet machine")
     if kept:

@@ -1,8 +1,7 @@
-"""The commands, and the only place where an option exists: a field of a part of their requests.
+"""The commands and their options.  An option is a field of a group; a request combines groups.
 
-Everything else is made from these fields: flags and help (`cli`), `LADE_` variables and the config
-file (`config`), `/set` and `/show` of a chat, and what a program may ask for (`api`).  An option is
-added by adding a field, and a request says which parts a command has.
+Flags and help (`cli`), `LADE_` variables and the config file (`config`), `/set` and `/show` of a
+chat, and the arguments of the Python API (`api`) are all made from these fields.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ COMMANDS = {
     "config": ("commands.ShowRequest", "commands.cli.show_config"),
     "config init": ("commands.InitRequest", "commands.config.run_init"),
 }
-"""Of every command, its request, below this package, and what runs it.  The docstring of a request
-is the command's help, in which the lines after the first paragraph stay as they are."""
+"""The request of every command, in this package, and the function that runs it.  The docstring of a
+request is the command's help; lines after its first paragraph keep their breaks."""
 
 
 def request_of(command: str) -> type[Options]:
-    """Return the class of a command's request; only its file is imported."""
+    """Return the class of a command's request, importing only its file."""
     module, _, name = COMMANDS[command][0].partition(".")
     kind: type[Options] = getattr(import_module(f".{module}", __name__), name)
     return kind

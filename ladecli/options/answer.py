@@ -22,11 +22,11 @@ length_option = partial(option, "Length")
 output_option = partial(option, "Output")
 _sample = partial(option, "Sampling")
 KEEP_MEMORY = "2GiB"
-"""Memory for the keys of earlier texts, in a chat and in a server."""
+"""Memory for the keys and values of earlier texts, in a chat and in a server."""
 
 
 REPLY_TOKENS = 2048
-"""New tokens after which a reply in a chat ends: some models repeat themselves without end."""
+"""The default limit of a chat's replies, since some models repeat themselves without end."""
 
 
 def bytes_in(size: str) -> int:
@@ -44,19 +44,19 @@ def bytes_in(size: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TemplateChoice:
-    """The chat template that a conversation is written with."""
+    """The choice of a chat template."""
 
-    # of one of the model's templates, or of a file; None for the model's own
+    # the name of one of the model's templates, or of a file; None for the model's default
     name: str | None = None
     # the template's own variables, such as `enable_thinking`
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    # how much the model is to think, see `EffortOptions`; None for what the template does by itself
+    # the reasoning effort, see `EffortOptions`; None for the template's default
     effort: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EffortOptions(Options):
-    """How much a model thinks."""
+    """The reasoning effort of a model."""
 
     reasoning_effort: str | None = prompt_option(
         "How much a reasoning model thinks first, if its template knows reasoning_effort or"
@@ -67,7 +67,7 @@ class EffortOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateOptions(EffortOptions):
-    """Which chat template, and with which variables."""
+    """The chat template and its variables."""
 
     chat_template: str | None = prompt_option(
         "One of the model's named chat templates, or a file with one; default: the model's own.",
@@ -84,9 +84,9 @@ class TemplateOptions(EffortOptions):
         self._template_arguments()
 
     def template(self, has_template: bool) -> TemplateChoice | None:
-        """Return the chat template for prompts; None to take them as they are.
+        """Return the chat template for prompts; None to continue them as raw text.
 
-        Options about a template need one, which a model may not have.
+        With options about a template, a model without one gets a choice, too, and is refused later.
         """
         typed = self._typed("template_arg") or self._typed("reasoning_effort")
         if not (has_template or self.chat_template is not None or typed):
@@ -94,17 +94,17 @@ class TemplateOptions(EffortOptions):
         return TemplateChoice(self.chat_template, self._template_arguments(), self.reasoning_effort)
 
     def _template_arguments(self) -> dict[str, Any]:
-        """Return the values of --template-arg by name: JSON, or else text."""
-        found: dict[str, Any] = {}
+        """Return the values of --template-arg by name, parsed as JSON if possible."""
+        arguments: dict[str, Any] = {}
         for text in self.template_arg or ():
             key, equals, value = text.partition("=")
             if not equals or not key.isidentifier():
                 raise UsageError(f"template-arg is KEY=VALUE, not {text!r}")
             try:
-                found[key] = json.loads(value)
+                arguments[key] = json.loads(value)
             except ValueError:
-                found[key] = value
-        return found
+                arguments[key] = value
+        return arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class PromptOptions(TemplateOptions):
     """The system message and the template of a prompt."""
 
     _NOT_RAW: ClassVar[tuple[str, ...]] = ("chat_template", "template_arg", "reasoning_effort")
-    """Options that do not go together with --raw."""
+    """Options that contradict --raw."""
 
     system: str | None = prompt_option(
         "System message for the chat template; with lade chat --raw, the first line.", "-s"
@@ -130,7 +130,7 @@ class PromptOptions(TemplateOptions):
                 raise UsageError(f"{flag} needs the chat template; leave raw or {flag} out")
 
     def template(self, has_template: bool) -> TemplateChoice | None:
-        """Return the same as `TemplateOptions.template`; a system message needs a template, too."""
+        """See `TemplateOptions.template`; a system message needs a template, too."""
         return None if self.raw else super().template(has_template or self._typed("system"))
 
     @property
@@ -179,10 +179,10 @@ class SamplingOptions(Options):
         self.sampling(SamplingConfig())
 
     def sampling(self, default: SamplingConfig) -> SamplingConfig:
-        """Return the sampling, over `default`; without a seed it draws one, which is shown."""
-        names = [each.name for each in fields(SamplingConfig)]
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        chosen = replace(default, **given)
+        """Return `default` with the options that are set; a missing seed is drawn."""
+        names = [setting.name for setting in fields(SamplingConfig)]
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
+        chosen = replace(default, **values)
         if self.seed is None and not chosen.greedy:
             chosen = replace(chosen, seed=secrets.randbits(32))
         return chosen
@@ -190,7 +190,7 @@ class SamplingOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class QuietOptions(Options):
-    """The switch for remarks."""
+    """The switch for remarks on stderr."""
 
     quiet: bool = output_option("Print only errors on stderr.", "-q", default=False)
 
@@ -225,7 +225,7 @@ class RankedOptions(AnswerOptions):
 
     @property
     def split(self) -> int:
-        """Ranks that the model is split over."""
+        """The number of ranks that the model is split over."""
         return (self.parallel or 1) if self.parallel_mode == "tensor" else 1
 
 
@@ -250,7 +250,7 @@ class DraftTextOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(ModelOptions):
-    """Whether answers make those of later runs faster."""
+    """The switch for the memory of answers."""
 
     memory: bool = decode_option(
         "Remember the answers of this model, which makes similar ones faster in later runs.",
@@ -260,7 +260,7 @@ class MemoryOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(DraftTextOptions, QuietOptions):
-    """The files beside an answer."""
+    """The files written beside an answer."""
 
     stats: bool | None = output_option("Print a line of statistics on stderr; on unless --quiet.")
     trace: str | None = output_option(
@@ -272,7 +272,7 @@ class FileOptions(DraftTextOptions, QuietOptions):
 
     @property
     def read_files(self) -> dict[str, str]:
-        """The options of files that are read, and must not be overwritten, by name."""
+        """The files that are read, and must not be overwritten, with their options."""
         return dict.fromkeys(self.draft_text or (), "--draft-text")
 
 
@@ -317,7 +317,7 @@ class GenerateRequest(FileOptions, RankedOptions):
 
     @property
     def read_files(self) -> dict[str, str]:
-        """The same as `FileOptions.read_files`, and files of prompts."""
+        """See `FileOptions.read_files`; with the files of prompts."""
         names = [name for name in self.prompt_file or () if name != "-"]
         single = {
             self.suffix_file: "--suffix-file",
@@ -383,7 +383,7 @@ class ChatRequest(FileOptions, MemoryOptions, RankedOptions):
     )
 
     def template(self, has_template: bool) -> TemplateChoice | None:
-        """Return the same as `PromptOptions.template`.
+        """See `PromptOptions.template`.
 
         Raises:
             UsageError: there is no template, and --raw was not given.

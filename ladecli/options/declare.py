@@ -29,18 +29,18 @@ class Option:
 
     panel: str  # heading in the help and in the config file
     help: str  # one sentence for users
-    flag: str = ""  # a letter that the flag has too, "-n"; or another flag than the field's name
+    flag: str = ""  # a short form such as "-n", or a flag in place of the field's name
     metavar: str | None = None
     choices: tuple[str, ...] = ()  # () for any value
-    pattern: str = ""  # of a text; the help is then the list of what it may be
+    pattern: str = ""  # of a text; the help then describes the valid texts
     least: int | None = None
     most: int | None = None
-    argument: bool = False  # whether it is given by position
-    lasting: bool = True  # whether the config file can hold it, and not a single call alone
-    secret: bool = False  # whether its value is not shown
+    argument: bool = False  # a positional argument
+    lasting: bool = True  # the config file can hold it; False for options of single calls
+    secret: bool = False  # the value is not shown
     key: str = ""  # the field's name, such as max_new_tokens
-    annotation: Any = None  # the field's type with its optional None, as Typer reads it
-    default: Any = None  # None for no value, MISSING where it has to be given
+    annotation: Any = None  # the field's type with its optional None, for Typer
+    default: Any = None  # None for no value, MISSING if a value is required
 
     @property
     def name(self) -> str:
@@ -50,12 +50,12 @@ class Option:
     @property
     def kind(self) -> type:
         """int, float, bool, str, or list for several texts."""
-        kind: type = (*get_args(self.annotation), self.annotation)[0]  # but for its None
+        kind: type = (*get_args(self.annotation), self.annotation)[0]  # without its None
         return get_origin(kind) or kind
 
     @property
     def described(self) -> str:
-        """A description of its values, for messages."""
+        """A description of the values, for messages."""
         return _KINDS.get(self.kind, "a list of texts")
 
     @property
@@ -70,15 +70,17 @@ class Option:
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that sets it; None for a list, or if it is for single calls."""
+        """The environment variable that sets the option; None for lists and for options of single
+        calls."""
         named = self.lasting and self.kind is not list
         return PREFIX + self.name.replace("-", "_").upper() if named else None
 
     def typed(self, value: Any) -> Any:
-        """Return a value of a file or a program in the type of the option; a single text is a list.
+        """Return a value of a file or a program in the type of the option; a list option accepts a
+        single text.
 
         Raises:
-            UsageError: it is of another type.
+            UsageError: the value has another type.
         """
         from pydantic import TypeAdapter, ValidationError
 
@@ -91,7 +93,7 @@ class Option:
             raise UsageError(wrong) from None
 
     def check(self, value: Any) -> None:
-        """Refuse with a UsageError a value that is not one of the choices, or out of range."""
+        """Raise a UsageError if a value is not one of the choices, or out of range."""
         least, most = self.least, self.most
         if value is not None and self.choices and value not in self.choices:
             raise UsageError(f"unknown {self.name} {value!r}; use one of {', '.join(self.choices)}")
@@ -108,7 +110,7 @@ def option(panel: str, help: str, flag: str = "", *, default: Any = None, **fact
 
 
 _OPTIONS: dict[type[Options], dict[str, Option]] = {}
-"""The results of `options_of`: evaluating annotations takes milliseconds."""
+"""The results of `options_of`, kept because evaluating annotations takes milliseconds."""
 
 
 def config_path() -> Path:
@@ -123,26 +125,26 @@ def options_of(kind: type[Options]) -> dict[str, Option]:
     if kind in _OPTIONS:
         return _OPTIONS[kind]
     hints = get_type_hints(kind)
-    found = [
+    options = [
         replace(
-            each.metadata["option"],
-            key=each.name,
-            annotation=hints[each.name],
-            default=each.default,
+            declared.metadata["option"],
+            key=declared.name,
+            annotation=hints[declared.name],
+            default=declared.default,
         )
-        for each in fields(kind)
-        if "option" in each.metadata
+        for declared in fields(kind)
+        if "option" in declared.metadata
     ]
-    found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
-    return _OPTIONS.setdefault(kind, {one.key: one for one in found})
+    options.sort(key=lambda option: PANELS.index("" if option.argument else option.panel))
+    return _OPTIONS.setdefault(kind, {option.key: option for option in options})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of every command.
 
-    `origins` says where values are from, by key: "flag --budget", "LADE_BUDGET", "config file",
-    "set in this chat"; defaults are left out.
+    `origins` has the origin of each value that is not a default, by key: "flag --budget",
+    "LADE_BUDGET", "config file", "set in this chat".
     """
 
     color: str = option(
@@ -154,10 +156,10 @@ class Options:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse wrong options, as far as that needs no model.
+        """Check the options, as far as that needs no model.
 
         Raises:
-            UsageError, ConfigError: the message names the option, what it may be and its origin.
+            UsageError, ConfigError: the message names the option, its valid values and its origin.
         """
         try:
             self._check()
@@ -165,16 +167,16 @@ class Options:
             raise type(error)(f"{error}{self._culprits(str(error))}") from error
 
     def _typed(self, key: str) -> bool:
-        """Whether an option is from the command line."""
+        """Return True if an option comes from the command line."""
         return self.origins.get(key, "").startswith("flag")
 
     def _check(self) -> None:
-        for each in options_of(type(self)).values():
-            each.check(getattr(self, each.key))
+        for option in options_of(type(self)).values():
+            option.check(getattr(self, option.key))
 
     def _culprits(self, message: str) -> str:
-        """Return the variables and lines of the config file that cause a message."""
-        found = []
+        """Return the variables and lines of the config file that cause an error."""
+        culprits = []
         for key, origin in self.origins.items():
             if origin != CONFIG_FILE and not origin.startswith(PREFIX):
                 continue  # the user just typed the flag
@@ -182,7 +184,7 @@ class Options:
                 replace(self, **{key: options_of(type(self))[key].default})._check()
             except (UsageError, ConfigError) as error:
                 if str(error) == message:
-                    continue  # it is wrong without this one too
+                    continue  # the error does not depend on this value
             line = f"{key.replace('_', '-')} in the config file {config_path()}"
-            found.append(line if origin == CONFIG_FILE else origin)
-        return f" ({', '.join(found)})" if found else ""
+            culprits.append(line if origin == CONFIG_FILE else origin)
+        return f" ({', '.join(culprits)})" if culprits else ""

@@ -41,51 +41,51 @@ class DraftOptions(Options):
             from .. import profiles
 
             profiles.read(self.profile)
-        # The profile's values are not known yet; the user's must be right by themselves.
+        # Only the user's values are checked, since the profile's are not known yet.
         self.lookahead(LookaheadConfig(window=1, ngram=2))
 
     @property
     def wants_paper(self) -> bool:
-        """Whether the trajectory is the only source, which is the paper's algorithm."""
+        """True if the trajectory is the only source, which is the paper's algorithm."""
         return self.sources is not None and _listed(self.sources) == ("trajectory",)
 
     def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
         """Return the profile's settings, replaced by the options that have values."""
-        numbers = self._given(*_OF_WINDOW, "budget")
-        given: dict[str, Any] = dict(numbers)
+        numbers = self._set_values(*_OF_WINDOW, "budget")
+        changes: dict[str, Any] = dict(numbers)
         if self.sources is not None:
-            given["sources"] = _listed(self.sources)
+            changes["sources"] = _listed(self.sources)
         elif numbers.keys() & {"window", "ngram"}:
-            given["sources"] = SOURCES  # also where the profile leaves the window out
+            changes["sources"] = SOURCES  # even if the profile leaves the window out
         elif (self.budget or profile.window_cells) < profile.window_cells:
             # A budget without room for the profile's window runs without the window.
             sources = tuple(name for name in profile.sources if name != "trajectory")
-            given["sources"] = sources or ("context",)
-        if "trajectory" not in given.get("sources", profile.sources):
-            numbers = self._given("budget")  # the others are of the window, which does not run
+            changes["sources"] = sources or ("context",)
+        if "trajectory" not in changes.get("sources", profile.sources):
+            numbers = self._set_values("budget")  # the others belong to the window, which is off
         elif numbers:
-            given.setdefault("budget", None)  # the profile's was meant for the profile's window
+            changes.setdefault("budget", None)  # the profile's was meant for the profile's window
         if numbers:
-            given["widths"] = ()  # so were the widths that steps are rounded to
-        return replace(profile, **given)
+            changes["widths"] = ()  # the profile's step widths were meant for its own budget
+        return replace(profile, **changes)
 
-    def _given(self, *names: str) -> dict[str, int]:
-        """Return those of these options that have a value."""
+    def _set_values(self, *names: str) -> dict[str, int]:
+        """Return the values of these options, without those that are not set."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def without_effect(self, profile: LookaheadConfig) -> list[str]:
-        """Return a line about options that do nothing."""
+        """Return a line about options without effect."""
         if self.strategy != "lookahead":
-            # Those of a config file are meant for lookahead.
+            # Options in a config file are meant for lookahead.
             others = [key for key in _OF_LOOKAHEAD if key != _USED.get(self.strategy)]
             typed = " and ".join(filter(self._typed, others))
             return [f"strategy {self.strategy} does not use {typed}"] if typed else []
-        sources, named = self.lookahead(profile).sources, [*self._given(*_OF_WINDOW)]
+        sources, named = self.lookahead(profile).sources, [*self._set_values(*_OF_WINDOW)]
         if not named or "trajectory" in sources:
             return []
         does = f"{' and '.join(named)} {'does' if len(named) == 1 else 'do'}"
-        wanted = ",".join(["trajectory", *sources])
-        return [f"{does} nothing with sources {','.join(sources)}; --sources {wanted} has a window"]
+        fix = ",".join(["trajectory", *sources])
+        return [f"{does} nothing with sources {','.join(sources)}; --sources {fix} has a window"]
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Options about a model: which one, how its steps are run, and where."""
+"""Options about a model, its device and its steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ model_option = partial(option, "Model")
 model_argument = partial(model_option, metavar="MODEL", argument=True)
 
 SMALL_MODEL = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
-"""A first real model, which anybody may download."""
+"""A small real model without access restrictions."""
 TOY = "the bundled demo is a toy; a small real model:"
-"""The line for users of the demo model, before a command with `SMALL_MODEL`."""
+"""The hint for users of the demo model; a command with `SMALL_MODEL` follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class ModelOptions(Options):
 
     @property
     def adapters(self) -> list[str]:
-        """The adapters that were named."""
+        """The values of --adapter."""
         return self.adapter or []
 
 
@@ -122,5 +122,5 @@ class SessionOptions(PlacementOptions, StepOptions, ModelOptions):
     max_context: int | None = option(
         "Length",
         "Maximum number of tokens of prompt and answer; default: the model's own.",
-        least=16,  # in fewer, no chat template has room for a question
+        least=16,  # a chat template needs as many for any question
     )

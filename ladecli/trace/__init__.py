@@ -1,1 +1,1 @@
-"""Traces of answers: recorded, replayed and inspected."""
+"""Record, replay and inspect traces of answers."""

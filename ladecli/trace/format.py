@@ -1,8 +1,8 @@
 """The trace of a generation: a file of JSON lines that can be replayed and inspected.
 
-The first line is the header; every other line is an event, in order, or the text of token ids that
-the next event has for the first time: reading a trace needs no tokenizer.  Each line is flushed
-when it is written, so a program that is killed leaves a trace that can be read.
+The first line is the header.  Every other line is an event, or has the texts of token ids that
+occur for the first time in the next event, so that reading a trace needs no tokenizer.  Each line
+is flushed when it is written, so a killed program leaves a readable trace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPTION = "--trace"
 
 
 class Header(BaseModel):
-    """The first line."""
+    """The first line of a trace."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,7 +49,7 @@ class Header(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Spellings:
-    """Token ids with their text."""
+    """The texts of token ids."""
 
     texts: dict[int, str]
 
@@ -60,17 +60,17 @@ def _event(line: Any) -> Any:
 
 
 def _checked(step: TextStep) -> TextStep:
-    """Refuse indices and shapes that no step has: the inspector relies on them."""
+    """Check the indices and shapes of a step, on which the inspector relies."""
     detail = step.detail or Detail(0)
     accepted = zip((-1, *detail.accepted), detail.accepted, strict=False)
-    sound = (
+    checks = (
         len(step.pieces) == len(step.token_ids) > 0,
         len(detail.tree) == len(detail.parents) == len(detail.sources),
         all(-1 <= parent < node for node, parent in enumerate(detail.parents)),
         all(detail.parents[node : node + 1] == (parent,) for parent, node in accepted),
         all(row and len(row) == len(detail.outputs) for row in detail.window),
     )
-    if not all(sound):
+    if not all(checks):
         raise ValueError("pieces, a tree or a window that no step has")
     return step
 
@@ -99,10 +99,10 @@ _LINE: TypeAdapter[TextEvent | Spellings] = TypeAdapter(_Line)
 class Trace:
     """A recorded generation."""
 
-    header: Header  # what was asked for
+    header: Header
     events: tuple[TextEvent, ...]
     spellings: Mapping[int, str]  # of token ids
-    cut: bool = False  # whether the end is missing: the program was killed while it recorded
+    cut: bool = False  # the end is missing because the program was killed
 
     @cached_property
     def steps(self) -> tuple[TextStep, ...]:
@@ -115,14 +115,14 @@ class Trace:
 
 
 class TraceWriter:
-    """Writes a trace while the answer is made.
+    """Writes a trace while the answer is generated.
 
-    A disk that fills up ends the recording and not the answer: `finish` raises the error.
+    A full disk ends the recording but not the answer; `finish` raises the error.
 
     Args:
         path: the file; its former content is lost.
-        header: what was asked for.
-        spell: the text of a token id; see `session.text.speller`.
+        header: the first line.
+        spell: returns the text of a token id; see `session.tokens.speller`.
 
     Raises:
         LadeError: the file cannot be written.
@@ -134,7 +134,7 @@ class TraceWriter:
         self._known: set[int] = set()
         self._failure: OSError | None = None
         try:
-            # Lone surrogates, as of a path that is not UTF-8, cannot be written as they are.
+            # Lone surrogates, as in a path that is not UTF-8, must be replaced.
             self._file = open(  # noqa: SIM115  (`finish` closes it)
                 path, "w", encoding="utf-8", errors="replace", newline="\n", opener=files.guarded
             )
@@ -143,7 +143,7 @@ class TraceWriter:
         self._write(header.model_dump())
 
     def show(self, event: TextEvent) -> None:
-        """Record one more event, if those before it could be written."""
+        """Record one more event, unless an earlier write failed."""
         if isinstance(event, TextStep):
             self._write_spellings(event)
         self._write_line(event)
@@ -152,9 +152,9 @@ class TraceWriter:
         """Close the file.
 
         Raises:
-            LadeError: not all could be written.
+            LadeError: some events could not be written.
         """
-        with contextlib.suppress(OSError):  # closing writes once more
+        with contextlib.suppress(OSError):  # closing tries to write the rest
             self._file.close()
         if self._failure is not None:
             raise self._failed(self._failure)
@@ -170,7 +170,7 @@ class TraceWriter:
 
     def _write_line(self, line: TextEvent | Spellings) -> None:
         values = asdict(line)
-        # No trace needs these.
+        # A trace needs none of these.
         for name in ("times", "logprobs", "figures"):
             values.pop(name, None)
         for holder in (values, *values.get("pieces", ())):
@@ -197,7 +197,7 @@ def read_trace(path: Path) -> Trace:
     Raises:
         UsageError: it cannot be read; the message names the file, the line and the fix.
     """
-    # What stands after the last line break is empty; or the program was killed while it wrote.
+    # The text after the last line break is empty, or incomplete if the program was killed.
     *lines, _ = files.read_named(str(path), "trace", pipes=False).split(b"\n")
     number, events, spellings = 1, list[TextEvent](), dict[int, str]()
     if not lines or b'"lade-trace"' not in lines[0]:

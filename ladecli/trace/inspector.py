@@ -1,4 +1,4 @@
-"""Steps of a recorded generation on the screen: figures, text, window, n-grams, candidates."""
+"""Show the steps of a recorded generation: figures, text, window, n-grams, candidates."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .format import Trace
 ROOT = -1
 """The parent of the tree's first level: the current token."""
 _CELL = 12
-"""Columns of the screen that a token of the window takes at most."""
+"""The greatest width of a token in the window, in cells."""
 _TEXT_LINES = 3
-"""Lines of the text so far that are shown."""
+"""The number of lines of the text so far."""
 _NGRAM_STYLE = style_of("trajectory")
 _NAMED = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 _JOINERS = "\u200c\u200d\ufe0e\ufe0f"
-"""They have no width of their own, but what they join would fall apart without them."""
+"""Characters without width, which join others."""
 
 
 def visible(spelling: str) -> str:
-    """One token's text with every character in sight: ␣ for a space, ⏎ for a line break.
+    """Return a token's text with visible characters only: ␣ for a space, ⏎ for a line break.
 
-    Nothing of it can drive a terminal or change the direction of the text around it.
+    It has no characters that control a terminal or change the direction of text.
     """
     characters = spelling.translate(_NAMED)
     shown = (c if c.isprintable() or c in _JOINERS else "·" for c in characters)
@@ -49,13 +49,13 @@ def visible(spelling: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What a step saw, tried and yielded, to be printed by Rich."""
+    """One step of a trace, to be printed by Rich."""
 
     trace: Trace
     number: int  # of the step; the first is 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The parts of the screen, the most important first."""
+        """Yield the sections of the screen, the most important first."""
         width, detail = options.max_width, self._step.detail
         yield self._title()
         yield self._figures()
@@ -82,16 +82,16 @@ class StepView:
         if header.settings.get("window"):
             sources = header.settings.get("sources")
             sources = sources if isinstance(sources, list) else []
-            if "trajectory" in sources:  # else no window runs
+            if "trajectory" in sources:  # else there is no window
                 about.append(" ".join(f"{k}={header.settings.get(n)}" for k, n in sizes.items()))
             about.append("+".join(map(str, sources)))
-        # On one line, and without control characters.
+        # In one line, without control characters.
         words = visible(" · ".join(filter(None, about))).replace("␣", " ")
         line = _line(f" step {self.number} of {len(self.trace.steps)} ", "reverse bold")
         return line.append(f" {words}", "dim")
 
     def _figures(self) -> Text:
-        """What the step yielded and cost, and the whole answer so far."""
+        """Return the figures of the step and of the answer so far."""
         tally = Tally()
         step = self._step
         for event in self.trace.events:
@@ -106,12 +106,12 @@ class StepView:
         return line.append(f", {speed_up(tally, tally.speedup)}" if tally.speedup else "")
 
     def _text(self, width: int) -> Text:
-        """The end of the text so far, with this step's tokens marked."""
+        """Return the end of the text so far, with this step's tokens marked."""
         *before, step = self.trace.steps[: self.number]
         earlier = "".join(printable(_whole(piece)) for step in before for piece in step.pieces)
         text = Text(tab_size=4, overflow="fold")
         text.append(printable(self.trace.header.prompt), "dim").append(earlier)
-        # Wrapping a book for every key would take its time: keep whole lines at its end.
+        # Only the last lines are kept, since wrapping a long text for every key press is slow.
         text = text[text.plain.rfind("\n", 0, max(len(text) - 6 * width, 0)) + 1 :]
         text.append("▸", "bold")
         for piece in step.pieces:
@@ -122,7 +122,7 @@ class StepView:
         return text
 
     def _window(self, detail: Detail) -> list[RenderableType]:
-        """The rows of the lookahead window, and the outputs after its last row."""
+        """Return the rows of the lookahead window, and the outputs after its last row."""
         if not detail.window:
             return [_heading("window", "none in this step; --sources trajectory records one")]
         about = f"{counted(len(detail.outputs), 'column')}; "
@@ -146,10 +146,9 @@ class StepView:
         return _line(" · ".join(spelled), _NGRAM_STYLE)
 
     def _draft(self, detail: Detail) -> list[RenderableType]:
-        """The candidate tree below its heading, what was accepted first.
+        """Return a heading and the candidate tree, accepted nodes first.
 
-        A node that is alone after its parent stands in the same line, unless only one of them was
-        accepted.
+        An only child is on the line of its parent, unless just one of the two was accepted.
         """
         accepted, step = set(detail.accepted), self._step
         about = "none in this step"
@@ -177,12 +176,12 @@ class StepView:
 
 
 def _line(text: str = "", style: str = "") -> Text:
-    """Text that Rich crops with an ellipsis instead of wrapping it."""
+    """Return text that Rich crops with an ellipsis instead of wrapping it."""
     return Text(no_wrap=True, overflow="ellipsis").append(text, style)
 
 
 def _heading(name: str, about: str) -> Rule:
-    """The line above a part of the screen."""
+    """Return the line above a section of the screen."""
     title = Text.assemble((f"{name} ", "bold"), (about, "dim"))
     return Rule(title, align="left", style="dim")
 
@@ -193,7 +192,7 @@ _MOVES = {
     **dict.fromkeys(("left", "up", "backspace", "p", "b", "k"), -1),
     **{"pagedown": 10, "pageup": -10, "g": -sys.maxsize, "G": sys.maxsize},
 }
-"""Steps to go, by prompt-toolkit's names of keys."""
+"""The number of steps to move, by prompt-toolkit's names of keys."""
 _LEAVE = ("q", "escape", "c-c", "c-d")
 
 
@@ -220,5 +219,5 @@ def browse(trace: Trace, console: Console) -> None:
 
 
 def _whole(piece: Piece) -> str:
-    """The text of a piece, its reasoning included."""
+    """Return the text of a piece, with its reasoning."""
     return piece.reasoning + piece.text

@@ -1,4 +1,4 @@
-"""`--trace`: the file that records an answer, and the settings that it holds."""
+"""`--trace`: the file that records an answer, and the settings in its header."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 def check(request: FileOptions, answers: int = 1) -> None:
-    """Refuse files that cannot be written, or would replace a file that is read.
+    """Check that the files can be written, and would not replace a file that is read.
 
     Args:
         request: the files.
-        answers: how many there are; every answer has files of its own.
+        answers: the number of answers; each has its own file.
 
     Raises:
         UsageError: the message names the option and the fix.
     """
-    taken = {files.expanded(name).resolve(): read for name, read in request.read_files.items()}
+    sources = {files.expanded(name).resolve(): read for name, read in request.read_files.items()}
     for path in filter(None, (_path(request, number) for number in range(1, answers + 1))):
         files.check(path, "--trace")
-        if not files.is_device(path) and (read := taken.get(path.resolve())):
+        if not files.is_device(path) and (read := sources.get(path.resolve())):
             raise UsageError(f"{read} and --trace are the same file, {path}; name another")
 
 
 def _path(request: FileOptions, number: int) -> Path | None:
-    """Return the file of answer `number`: x.jsonl, x-2.jsonl; a device takes all of them."""
+    """Return the file of answer `number`: x.jsonl, x-2.jsonl; a device receives all of them."""
     if not request.trace:
         return None
     path = files.expanded(request.trace)
@@ -50,14 +50,14 @@ def writers(
     ids: Sequence[int],
     number: int = 1,
 ) -> list[TraceWriter]:
-    """Return the writer of an answer's trace, if the request asks for one.
+    """Return the writer of an answer's trace; an empty list without --trace.
 
     Args:
-        request: the file.
-        session: the model at work.
-        settings: how the answer is decoded.
+        request: names the file.
+        session: of the model.
+        settings: of the answer.
         ids: the prompt.
-        number: of the answer, from 1 on.
+        number: of the answer, starting at 1.
     """
     if (path := _path(request, number)) is None:
         return []

@@ -1,4 +1,4 @@
-"""`lade replay`: prints a recorded generation again, or shows it step by step."""
+"""`lade replay`: print a recorded generation again, or show it step by step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .inspector import StepView, browse
 
 
 def run(request: ReplayRequest) -> int:
-    """Print the trace in a file, or its steps; the exit code is 0.
+    """Print the trace in a file, or its steps; return 0.
 
     Raises:
         UsageError: the file is not a trace.

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ladecli.bench import report
 from ladecli.bench.report import document
-from ladecli.bench.result import Failure, Result, Run, Skipped
+from ladecli.bench.result import Failure, Result, Run, SkippedRow
 from tests.support.results import result, run
 from tests.support.terminal import Screen
 
@@ -100,7 +100,7 @@ def test_caveats(made: Result, words: str) -> None:
 def test_tables_are_those_that_the_result_has() -> None:
     assert "Tokens per step by category" in titles(RESULTS["plain"])
     assert "Milliseconds per step by context" in titles(RESULTS["contexts"])
-    lost = {"skipped": (Skipped("a", "b"),), "failures": (Failure("a", "b", "c"),)}
+    lost = {"skipped": (SkippedRow("a", "b"),), "failures": (Failure("a", "b", "c"),)}
     assert {"Left out", "Failed"} <= {*titles(result(**lost))}
 
 
