@@ -5,9 +5,9 @@
     model = ladecli.load("demo")
     print(model.generate("def "))
 
-`load` gives a `Model` that streams events or returns text; `lookahead` is a drop-in for
-`model.generate(..., custom_generate=ladecli.lookahead)` of transformers.  Names are imported
-when they are first used, so that importing this package costs nothing.
+`load` returns a `Model` that streams events or generates text; `lookahead` is for transformers'
+`model.generate(..., custom_generate=ladecli.lookahead)`.  Names are imported when they are first
+used, so that importing this package costs nothing.
 """
 
 from __future__ import annotations

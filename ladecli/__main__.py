@@ -1,4 +1,4 @@
-"""The entry point `lade`: nothing but what must be there while the program is imported."""
+"""The entry point `lade`, which imports the program."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 
 def run_and_exit() -> None:
     """Run the program, and end the process with its exit code."""
-    # A Python that this one starts (multiprocessing does) must not run files of the current folder.
+    # A Python that this one starts, as multiprocessing does, must not run files of the current
+    # folder.
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        # After a typing error Ctrl-C comes at once, and must not show a traceback of an import.
+        # Within the `try`, since Ctrl-C during the import must not show a traceback.
         from .commands.cli import run
 
         code = run()
@@ -18,8 +19,8 @@ def run_and_exit() -> None:
         from .errors import INTERRUPTED
 
         code = INTERRUPTED
-    # Python's own exit takes torch apart.  That takes a second or two, in which an impatient Ctrl-C
-    # would end in a traceback; and where other ranks are gone, it waits for them.
+    # Python's own exit would unload torch for a second or two, in which Ctrl-C causes a traceback,
+    # and would wait for other ranks that are gone.
     os._exit(code)
 
 

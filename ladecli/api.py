@@ -1,4 +1,4 @@
-"""The Python API: load a model, stream events or take text."""
+"""The Python API: load a model, stream events or generate text."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Model:
     """A loaded model that answers prompts.
 
     Args:
-        session: the model at work.
-        lookahead: settings used where a call gives none.
+        session: of the model.
+        lookahead: the default settings of calls.
     """
 
     def __init__(self, session: Session, lookahead: LookaheadConfig) -> None:
@@ -64,7 +64,7 @@ class Model:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What was worth a warning when it was loaded."""
+        """The warnings of loading the model."""
         return self.session.notices
 
     def stream(
@@ -94,8 +94,8 @@ class Model:
                 as `max_new_tokens`, `stop`, `temperature` and `seed`; by default it is greedy.
 
         Raises:
-            PromptError, ConfigError, UsageError: the message says what is wrong.
-            ArgumentError: an option is unknown, or a value of a wrong kind; a TypeError too.
+            PromptError, ConfigError, UsageError: a prompt or an option is invalid.
+            ArgumentError: an option is unknown, or a value has a wrong type; a TypeError, too.
         """
         request = _request(_AnswerRequest(seed=0), "stream", options)
         _check("lookahead", lookahead, LookaheadConfig | None, "a LookaheadConfig")
@@ -119,16 +119,16 @@ class Model:
         return _with_figures(session.stream(ids, settings))
 
     def _encode(self, prompt: Prompt, template: TemplateChoice | None) -> list[int]:
-        """The ids of a prompt."""
+        """Return the ids of a prompt."""
         if isinstance(prompt, str) and prompt:
             return self.session.encode(prompt)
         return self.session.encode_chat(_messages(prompt), template)
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
-        """The whole answer as text; options and errors as for `stream`.
+        """Return the whole answer as text; options and errors as for `stream`.
 
         Raises:
-            LadeError: memory did not suffice for all of it; `stream` gives what there is.
+            LadeError: memory ran out before the end; `stream` yields the text until then.
         """
         tally = Tally()
         for event in self.stream(prompt, **options):
@@ -139,7 +139,7 @@ class Model:
 
 
 def _with_figures(events: Generator[TextEvent]) -> Iterator[TextEvent]:
-    """The events of an answer, of which the last one has the figures of all."""
+    """Yield the events of an answer, the last one with the figures."""
     tally = Tally()
     with contextlib.closing(events):
         for event in events:
@@ -147,11 +147,11 @@ def _with_figures(events: Generator[TextEvent]) -> Iterator[TextEvent]:
             yield replace(event, figures=tally.as_json()) if isinstance(event, Ended) else event
 
 
-def _request(request: _Request, function: str, given: Mapping[str, Any]) -> _Request:
-    """A request with the options that a function was given, as the command line would have them."""
+def _request(request: _Request, function: str, arguments: Mapping[str, Any]) -> _Request:
+    """Return a request with the arguments of a function, checked as on the command line."""
     known = options_of(type(request))
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in arguments.items():
         if key not in known or key in ("model", "strategy", "color"):
             raise ArgumentError(f"{function}() has no option {key!r}")
         if isinstance(value, tuple):
@@ -166,10 +166,10 @@ def _request(request: _Request, function: str, given: Mapping[str, Any]) -> _Req
     return request
 
 
-def _check(name: str, value: object, kind: Any, wanted: str) -> None:
-    """Refuse a value that is not of a kind, or of one of several."""
+def _check(name: str, value: object, kind: Any, description: str) -> None:
+    """Raise an ArgumentError if a value is not of a type."""
     if not isinstance(value, kind):
-        raise ArgumentError(f"{name} must be {wanted}, not {value!r:.60}")
+        raise ArgumentError(f"{name} must be {description}, not {value!r:.60}")
 
 
 def _template(
@@ -178,7 +178,7 @@ def _template(
     arguments: Mapping[str, Any] | None,
     effort: str | None,
 ) -> TemplateChoice | None:
-    """The chat template of messages; a text has none, and must not be given any."""
+    """Return the chat template of messages; None for a text, which must not have arguments."""
     _check("chat_template", name, str | Path | None, "a name")
     _check("template_args", arguments, Mapping | None, "a dict")
     _texts("the names in template_args", [*(arguments or ())])
@@ -191,7 +191,7 @@ def _template(
 
 
 def _grammar(schema: str | Mapping[str, Any] | None, grammar: str | None) -> Grammar | None:
-    """The grammar that an answer fits; None without a schema and a grammar."""
+    """Return the grammar of an answer; None without a schema and a grammar."""
     if schema is not None and grammar is not None:
         raise ArgumentError("schema and grammar both constrain the answer; give one")
     _check("grammar", grammar, str | None, "a text")
@@ -200,16 +200,16 @@ def _grammar(schema: str | Mapping[str, Any] | None, grammar: str | None) -> Gra
     return None if grammar is None else Grammar.from_lark(grammar)
 
 
-def _texts(name: str, given: object) -> list[str]:
-    """The texts of an argument that may be one, or several."""
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list | tuple) or not all(isinstance(each, str) for each in texts):
-        raise ArgumentError(f"{name} must be a text, or a list of texts; not {given!r:.60}")
+def _texts(name: str, value: object) -> list[str]:
+    """Return the texts of an argument that is one text or several."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"{name} must be a text, or a list of texts; not {value!r:.60}")
     return [*texts]
 
 
 def _messages(prompt: object) -> list[dict[str, Any]]:
-    """The messages of a prompt that is no text, as chat templates take them."""
+    """Return the messages of a conversation for a chat template."""
     if isinstance(prompt, Sequence) and not prompt:
         raise PromptError("the prompt is empty")
     try:
@@ -224,9 +224,8 @@ def _messages(prompt: object) -> list[dict[str, Any]]:
 def load(name: str | Path = "demo", **options: Any) -> Model:
     """Load a model from the Hugging Face hub or a local folder.
 
-    What `lade generate` would tell its user on the way comes as warnings, and stays in the
-    model's `notices`.  Messages name arguments as the command line does: `--max-context` is
-    `max_context`.
+    Notices that `lade generate` would print become warnings, and stay in the model's `notices`.
+    Messages name arguments as on the command line: `--max-context` is `max_context`.
 
     Args:
         name: a hub id, a folder, or "demo" for the bundled model.
@@ -234,10 +233,10 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
             flags: dtype, device, quantize, attention, cuda_graphs, max_context, profile, budget …
 
     Raises:
-        UsageError, ConfigError: an option is out of range, or memory has no room for the context
-            or the steps that were asked for.
-        LadeError: the model cannot be loaded; the message says why and what helps.
-        UnsupportedModelError: it cannot be decoded here.
+        UsageError, ConfigError: an option is out of range, or memory has no room for the requested
+            context or steps.
+        LadeError: the model cannot be loaded; the message has the reason and the fix.
+        UnsupportedModelError: the model cannot be decoded here.
     """
     if not isinstance(name, str | Path):
         raise ArgumentError(f"name must be a hub id, a folder or demo, not {name!r:.60}")

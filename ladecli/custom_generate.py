@@ -35,10 +35,10 @@ from .profiles import measured, select
 
 
 class _Decoding(NamedTuple):
-    """How a model is decoded, as a trial showed."""
+    """The choice of a backend for a model, after a trial."""
 
-    fingerprint: int | None  # None if hooks may do something else at the next call
-    # Makes a forward, which would keep the model alive; None for transformers' own decoding.
+    fingerprint: int | None  # None if hooks may change their behaviour from call to call
+    # Not a forward itself, which would keep the model alive; None for transformers' own decoding.
     make_forward: Callable[[Any], Forward] | None
     settings: LookaheadConfig
     notices: tuple[str, ...]
@@ -63,12 +63,12 @@ def lookahead(
         model.generate(**inputs, custom_generate=ladecli.lookahead, max_new_tokens=100)
 
     Args:
-        lade_config: window, n-grams, guesses; None for those of the device's profile.
-        lade_seed: the seed of sampling; None takes one from torch's generator.
+        lade_config: window, n-grams, guesses; None for the settings of the device's profile.
+        lade_seed: the seed of sampling; None draws one from torch's generator.
         lade_streamer: a streamer of transformers, which drops its own argument `streamer`.
 
     Raises:
-        ValueError, UnsupportedModelError: it does not support the call, or the model.
+        ValueError, UnsupportedModelError: the call or the model is not supported.
     """
     facts = facts_of(model)
     _refuse(model, input_ids, generation_config, model_kwargs)
@@ -100,7 +100,7 @@ def lookahead(
 
 
 class _Text:
-    """Prompt and answer: [1, tokens].  A streamer gets each token that is added."""
+    """Prompt and answer, [1, tokens]; a streamer gets each token of the answer."""
 
     def __init__(self, prompt: Tensor, limit: int, criteria: Any, streamer: Any) -> None:
         self.length = prompt.shape[1]
@@ -109,7 +109,7 @@ class _Text:
         self._criteria, self._streamer = criteria, streamer
 
     def add(self, token: int) -> bool:
-        """Add a token; return whether the stopping criteria end the text."""
+        """Add a token; return True if the stopping criteria end the text."""
         self._ids[0, self.length] = token
         self.length += 1
         if self._streamer is not None:
@@ -124,7 +124,7 @@ class _Text:
 
 
 def _sampling(samples: bool, seed: int | None) -> SamplingConfig:
-    """Return the sampling: temperature and the like are among the logits processors."""
+    """Return the sampling, without temperature and the like, which are logits processors here."""
     if not samples:
         return SamplingConfig()
     drawn = int(torch.randint(2**62, (1,))) if seed is None else seed
@@ -132,12 +132,12 @@ def _sampling(samples: bool, seed: int | None) -> SamplingConfig:
 
 
 def _decoding_of(model: Any) -> _Decoding:
-    """Return how a model is decoded; the first call after a change of it makes a trial."""
+    """Return the backend of a model; the first call, and each call after a change, runs a trial."""
     mark, before = fingerprint(model), _DECODINGS.get(model)
     if before is not None and before.fingerprint == mark:
         return before
     facts, added, why = facts_of(model), intervention(model), why_not_drafted(model)
-    # The code of a model from the hub is running already, so it is here.
+    # If a model has code from the hub, that is running already, so it is on this machine.
     hub = {"trust_remote_code": True, "local_files_only": True}
     spec, device = spec_of(empty_model(model.config, hub), model.dtype), detect(str(model.device))
     choice = select(None, device, spec, captured=False)
@@ -145,7 +145,7 @@ def _decoding_of(model: Any) -> _Decoding:
     with suppress(*[UnsupportedModelError] if added else []):
         if not why:
             backend = choose_backend(model, facts, LoadOptions(join=False, not_ours=added))
-    # Hooks are not meant for a prompt in parts, as the model's own cache needs it.
+    # Hooks may not support a prompt in chunks, which the model's own cache would require.
     if backend is None or (added and not isinstance(backend.forward, StockModel)):
         lines = [f"transformers' own decoding runs, without drafts: {why or added}"]
     else:
@@ -165,7 +165,7 @@ def _decoding_of(model: Any) -> _Decoding:
     return _DECODINGS[model]
 
 
-# What transformers always passes, and what is the same whether it is passed or not.
+# Arguments that transformers always passes, or that do not change the result.
 _ALLOWED_KWARGS = frozenset(
     {"attention_mask", "use_cache", "cache_position", "position_ids", "logits_to_keep"}
     | {"next_sequence_length", "output_attentions", "output_hidden_states", *CACHE_NAMES}
@@ -173,7 +173,7 @@ _ALLOWED_KWARGS = frozenset(
 
 
 def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
-    """Raise a ValueError that names what this does not do."""
+    """Raise a ValueError that names an unsupported argument, if there is one."""
     what = None
     passed = {k: v for k, v in model_kwargs.items() if not (v is None or v is False or v == {})}
     mask, positions = passed.get("attention_mask"), passed.get("position_ids")

@@ -1,4 +1,4 @@
-"""Errors for people: one line that names the thing and the fix; and what messages are made of.
+"""Errors with one-line messages that name the fault and the fix, and helpers for messages.
 
 No torch.
 """
@@ -23,32 +23,31 @@ _FAULTS = {
     "union_tag_not_found": "it has an unknown type",
     **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "unknown key"),
 }
-"""What is wrong with a key, by pydantic's name of the fault."""
-# C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction,
-# of single words at least.  Files and pipes get them all.
+"""Descriptions of faults, by pydantic's names for them."""
+# C0 except tab and newline, DEL and C1 control a terminal; the others change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 LONGEST_ERROR = 1000
-"""Characters of an error; names, and what templates raise, may be of any length."""
+"""The most characters of an error, which may quote names and messages of any length."""
 
 
 def printable(text: str) -> str:
-    """`text` without control characters, so that no output can drive the terminal."""
+    """Return a text without characters that control a terminal."""
     return _CONTROL.sub("", text)
 
 
 def one_line(text: str) -> str:
-    """`text` as an error shows it: printable, in one line of at most `LONGEST_ERROR`."""
+    """Return a text for an error: printable, in one line of at most `LONGEST_ERROR`."""
     line = " ".join(printable(text[: 2 * LONGEST_ERROR]).split("\n"))
     return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun: "1 line", "2 lines"."""
+    """Return a count with its noun: "1 line", "2 lines"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as one line, whatever raised it."""
+    """Return any exception as one line."""
     if isinstance(error, Error):
         return str(error)
     if isinstance(error, OSError):
@@ -59,9 +58,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def flaw(error: ValidationError) -> str:
-    """The first thing that is wrong in the content of a file, and its place there."""
-    # A misspelt key explains one that is missing.
-    first = max(error.errors(), key=lambda each: _FAULTS.get(each["type"]) == "unknown key")
+    """Return the first fault in the content of a file, and its place there."""
+    # An unknown key comes first, since a misspelt key is also a missing one.
+    first = max(error.errors(), key=lambda fault: _FAULTS.get(fault["type"]) == "unknown key")
     place = " ".join(str(step + 1 if isinstance(step, int) else step) for step in first["loc"])
     what = f"{first['msg'][0].lower()}{first['msg'][1:]}"
     if first["type"] in _FAULTS:
@@ -74,10 +73,10 @@ def flaw(error: ValidationError) -> str:
 
 
 class LadeError(Error):
-    """An error with the exit code that it ends the program with.
+    """An error with an exit code for the program.
 
     Args:
-        message: one line: what is wrong, and the fix.
+        message: one line with the fault and the fix.
     """
 
     exit_code = 1
@@ -90,7 +89,7 @@ class UsageError(LadeError):
 
 
 class ArgumentError(UsageError, TypeError):
-    """An argument of the Python API that is unknown, or of a wrong kind."""
+    """An argument of the Python API that is unknown, or of a wrong type."""
 
 
 class NoEmbeddingError(UsageError):

@@ -1,4 +1,4 @@
-"""What a user interface consumes: text, with the origin of every piece.  No torch."""
+"""Events for user interfaces: text, with the draft source of every piece.  No torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ Reason: TypeAlias = Literal["eos", "stop", "length", "context", "memory", "inter
 class Piece:
     """Text that became certain with one token."""
 
-    text: str  # may be empty: bytes of an unfinished character, a special token
-    # the draft source whose guess was accepted, or None for the model's own token
-    source: str | None = None
-    reasoning: str = ""  # what the model thinks before `text`, which is its answer
+    text: str  # of the answer; empty for an incomplete character or a special token
+    source: str | None = None  # of the accepted draft token; None for the model's own token
+    reasoning: str = ""  # text of the reasoning, which comes before the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +25,15 @@ class TextStep:
     """One step of the decoder: a piece for every token that it yielded."""
 
     pieces: tuple[Piece, ...]  # in order, one for each of `token_ids`
-    token_ids: tuple[int, ...]  # what was committed, end tokens included
+    token_ids: tuple[int, ...]  # the committed tokens, with end tokens
     width: int  # tokens fed to the model in this step
     proposed: int  # draft tokens among them
     seconds: float  # wall time of the step; see the decoder's `Step`
-    detail: Detail | None = None  # what was tried, where the caller asked for it
-    times: StepTimes | None = None  # where the seconds went; None in a replayed trace
-    # plain steps that take as long, by the profile's curve; None where that knows no width
+    detail: Detail | None = None  # the step's candidates, if the caller asked for them
+    times: StepTimes | None = None  # the time by part of the step; None in a replayed trace
+    # in plain steps, by the cost curve; None if the curve has only width 1
     cost: float | None = None
-    logprobs: tuple[Logprobs, ...] = ()  # one for each of `token_ids`, where they were asked for
+    logprobs: tuple[Logprobs, ...] = ()  # one for each of `token_ids`, if they were asked for
 
     @property
     def text(self) -> str:
@@ -54,13 +53,13 @@ class Ended:
     reason: Reason
     rest: str = ""
     reasoning: str = ""
-    # What the answer took, named as in `lade generate --json`: steps, tokens_per_step, seconds …;
-    # None but in `Model.stream`.
+    # Figures of the answer, named as in `lade generate --json`: steps, tokens_per_step, seconds …;
+    # None except in `Model.stream`.
     figures: Mapping[str, Any] | None = None
 
     @property
     def text(self) -> str:
-        """The rest: what a loop that prints the text of steps must print, too."""
+        """The rest of the text, under the same name as in `TextStep`."""
         return self.rest
 
 
@@ -68,7 +67,7 @@ TextEvent: TypeAlias = Started | PromptRead | TextStep | StepNarrowed | Ended
 
 
 def pieces_of(event: TextEvent) -> tuple[Piece, ...]:
-    """The text that an event adds."""
+    """Return the pieces of text that an event adds."""
     match event:
         case TextStep():
             return event.pieces

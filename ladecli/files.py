@@ -1,4 +1,4 @@
-"""Files that the user names: read whole, checked before the work starts, and written whole."""
+"""Files that the user names: checked before the work starts, read and written as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ else:
     import tomli as toml
 
 LIMIT = 100_000_000
-"""Bytes of the largest file that is read; a device without an end is refused after them."""
+"""The most bytes of a file, which also limits devices without an end."""
 CONVERT = "save it as UTF-8, or convert it, for example with iconv -f latin1 -t utf-8"
 """The fix for a text in another encoding."""
 
@@ -30,10 +30,10 @@ def read(path: Path, *, pipes: bool = False) -> bytes:
     """Return the content of a file.
 
     Args:
-        pipes: whether it may also be a pipe or a device, which may keep its reader waiting.
+        pipes: True if it may be a pipe or a device, for which the reader may have to wait.
 
     Raises:
-        OSError: it cannot be read, is too large, or no such file; `strerror` has the reason.
+        OSError: it cannot be read, is too large, or is a pipe; `strerror` has the reason.
         ValueError: the path is not the name of a file.
     """
     mode = path.stat().st_mode
@@ -59,7 +59,7 @@ def read_text(name: str, kind: str = "file") -> str:
     """Return the text of a file; see `read_named`.
 
     Raises:
-        UsageError: it cannot be read, or is not text; the message names it and the fix.
+        UsageError: it cannot be read, or is not text; the message names the file and the fix.
     """
     return decode(read_named(name, kind), f"the {kind} {name}")
 
@@ -68,7 +68,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML file.
 
     Raises:
-        ValueError: it is no TOML.
+        ValueError: it is not TOML.
     """
     try:
         content: dict[str, Any] = toml.loads(text)
@@ -83,7 +83,7 @@ def expanded(name: str) -> Path:
 
 
 def read_named(name: str, kind: str, *, pipes: bool = True) -> bytes:
-    """Return the content of a file, whose name may begin with ~; messages call it `kind` and name.
+    """Return the content of a file, whose name may begin with ~; `kind` describes it in messages.
 
     `pipes` is as in `read`.
 
@@ -105,16 +105,16 @@ def read_named(name: str, kind: str, *, pipes: bool = True) -> bytes:
 def decode(data: bytes, name: str) -> str:
     """Decode UTF-8, or UTF-16 with a byte order mark, to text with "\\n" at the ends of lines.
 
-    Messages call it `name`.
+    `name` is for messages.
 
     Raises:
-        UsageError: it is something else; the message says so.
+        UsageError: the data have another encoding or are binary.
     """
     encoding = "utf-8-sig"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     try:
-        # A binary file need not be UTF-8 either, and UTF-32 begins as UTF-16 does.
+        # Binary files are recognised before decoding fails; UTF-32 looks like UTF-16 at the start.
         text = data.decode(encoding) if encoding == "utf-16" or b"\0" not in data else "\0"
     except UnicodeDecodeError as error:
         kind = encoding.removesuffix("-sig").upper()
@@ -125,9 +125,9 @@ def decode(data: bytes, name: str) -> str:
 
 
 def check(path: Path, option: str) -> None:
-    """Refuse a file that could not be written, before a model is loaded.
+    """Check that a file can be written, before a model is loaded.
 
-    The message begins with the option that named it.
+    Messages begin with the option that names the file.
 
     Raises:
         UsageError: it is a folder, or its folder does not exist or cannot be written to.
@@ -140,48 +140,48 @@ def check(path: Path, option: str) -> None:
         folder = path.resolve().parent
         if not folder.is_dir():
             raise UsageError(f"{option} {path}: the folder {folder} does not exist")
-        if not is_device(path):  # files are replaced, which takes a new one in the folder
+        if not is_device(path):  # writing creates a temporary file in the folder
             fresh = _fresh(path.resolve())
             fresh.touch(exist_ok=False)
             fresh.unlink()
     except (OSError, RuntimeError, ValueError) as error:
-        # The second of a loop of links, until Python 3.13; the third of a name with a zero byte.
+        # RuntimeError: a loop of links, until Python 3.13; ValueError: a name with a zero byte.
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{option} {path} cannot be written ({reason}); choose another") from error
 
 
 def check_new(path: Path, option: str) -> None:
-    """Do the same as `check`, and refuse a file that exists."""
+    """Check the same as `check`, and that the file does not exist."""
     check(path, option)
     if path.exists() and not is_device(path):
         raise UsageError(f"{path} exists; name another file, or delete it first")
 
 
 def is_device(path: Path) -> bool:
-    """Whether a path is a device or a pipe, which must not be replaced by a file."""
+    """Return True if a path is a device or a pipe, which must not be replaced by a file."""
     return path.exists() and not path.is_file()
 
 
 def _fresh(path: Path) -> Path:
-    """Return a name beside a path that nobody can guess to plant a link there."""
+    """Return a random name in the folder of a path, so that nobody can plant a link there."""
     return path.with_name(f".{secrets.token_hex(8)}.tmp")
 
 
 def guarded(path: str, flags: int) -> int:
-    """Open a file; if it is new, nobody else can read it."""
+    """Open a file with permissions that, if it is new, let only the user read it."""
     return os.open(path, flags, 0o600)
 
 
 def write(path: Path, content: str | bytes, option: str, *, private: bool = False) -> None:
-    """Write a text as UTF-8, or bytes, whole or not at all; permissions stay as they were.
+    """Write a text as UTF-8, or bytes, atomically; an existing file keeps its permissions.
 
     Args:
         path, content: of the file.
-        option: the option that names it, for messages.
-        private: whether nobody else can read a new file.
+        option: the option that names the file, for messages.
+        private: True if only the user may read a new file.
 
     Raises:
-        LadeError: it cannot be written; what was there before is still there.
+        LadeError: the file cannot be written; its old content is unchanged.
     """
     try:
         data = content.encode() if isinstance(content, str) else content

@@ -1,9 +1,9 @@
-"""The generation config of a model: every field means what it means in transformers' `generate`.
+"""The generation config of a model, with the meaning that it has in transformers' `generate`.
 
-Fields that choose tokens become a `SamplingConfig`, which flags replace.  If transformers has a
-logits processor for a field, that processor is applied at every node of a step's tree.  Fields that
-ask for another way to decode are named, and refused inside `generate`.  All others change no text;
-docs/models.md names them, and a test finds those that a version of transformers adds.
+Fields for sampling become a `SamplingConfig`, which flags override.  Logits processors of other
+fields are applied at every node of a step's tree.  Fields that select another decoding method are
+named in a notice, and refused inside `generate`.  All other fields change no text; docs/models.md
+lists them, and a test finds fields that a new version of transformers adds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .decoder.errors import ConfigError
 from .decoder.sampling import LogitsProcessor
 
 _CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
-"""The sampling of a chat if the model states none: greedy, small models run into loops."""
+"""The sampling of a chat if the model states none; greedy decoding makes small models loop."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""The fields of a `SamplingConfig`; `do_sample` says whether they count."""
+"""The fields of a `SamplingConfig`; they apply if `do_sample` is true."""
 PROCESSORS = (
     *("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
@@ -40,7 +40,7 @@ PROCESSORS = (
 """The fields from which transformers makes a logits processor."""
 ENDS = ("max_length", "max_new_tokens", "stop_strings")
 """The fields that end a text, besides `eos_token_id`."""
-OTHER_WAYS: dict[str, Any] = {
+OTHER_METHODS: dict[str, Any] = {
     "num_beams": 1,
     "penalty_alpha": 0,  # contrastive search
     "dola_layers": None,
@@ -51,19 +51,21 @@ OTHER_WAYS: dict[str, Any] = {
     "num_return_sequences": 1,
     "max_time": None,  # other texts on other machines
 }
-"""The fields that ask for another way to decode, with the values that do not."""
+"""The fields that select another decoding method, with the values that turn it off."""
 REFUSED = {
-    **{name: off for name, off in OTHER_WAYS.items() if name not in ("token_healing", "max_time")},
+    **{
+        name: off
+        for name, off in OTHER_METHODS.items()
+        if name not in ("token_healing", "max_time")
+    },
     "return_dict_in_generate": False,
 }
-"""The fields that are refused inside `generate`, which itself heals prompts and limits the time."""
+"""The fields that are refused inside `generate`, which handles token healing and time limits."""
 
 
 class AsStated(GenerationConfig):  # type: ignore[misc]
-    """A generation config with any values, for some of which transformers would refuse the model.
-
-    See `leave_out`.
-    """
+    """A generation config that accepts invalid values, with which transformers would refuse the
+    model; see `leave_out`."""
 
     def __init__(self, **fields: Any) -> None:
         watermarking = fields.pop("watermarking_config", None)
@@ -74,16 +76,16 @@ class AsStated(GenerationConfig):  # type: ignore[misc]
                 self.watermarking_config = WatermarkingConfig.from_dict(watermarking)
 
     def validate(self, *_: Any, **__: Any) -> None:
-        """Take all of it."""
+        """Accept all values."""
 
 
 def leave_out(config: AsStated, model_config: Any, vocabulary: int) -> list[str]:
     """Remove values with which `generate` would fail from a generation config, and return them.
 
-    Those of a `SamplingConfig` stay; see `stated`.
+    Fields of a `SamplingConfig` stay; see `stated`.
 
     Args:
-        config: of a file, which may be edited by hand.
+        config: from a file, which may have been edited by hand.
         model_config: of transformers.
         vocabulary: number of token ids.
     """
@@ -106,20 +108,20 @@ def leave_out(config: AsStated, model_config: Any, vocabulary: int) -> list[str]
 
 
 def _works(maker: GenerationMixin, config: AsStated, name: str, vocabulary: int) -> bool:
-    """Whether a logits processor can be made of one field, and used."""
+    """Return True if the logits processor of one field can be created and applied."""
     ids, scores = torch.zeros((1, 2), dtype=torch.long), torch.zeros((1, vocabulary))
     try:
         alone = _config_of(config, [name], SamplingConfig(temperature=1.0))
         alone.eos_token_id = [0]
         for processor in _processors(maker, alone, ids, 3):
-            processor(ids, scores)  # most of them look at their values when they are used
-    except Exception:  # they raise anything
+            processor(ids, scores)  # most of them check their values only when they are applied
+    except Exception:  # of any type
         return False
     return True
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return several values, one, or none, as a list."""
+    """Return a list, a single value or None as a list."""
     return list(value) if isinstance(value, list | tuple) else [value] * (value is not None)
 
 
@@ -128,15 +130,15 @@ def _is_token(value: object, vocabulary: int) -> bool:
 
 
 def asking(config: Any, others: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a generation config that ask for one of other ways to decode."""
-    asked = [name for name in others if getattr(config, name, None) not in (None, others[name])]
-    # `generate` ignores that one if it samples.
-    return [name for name in asked if name != "penalty_alpha" or not config.do_sample]
+    """Return the fields of a generation config that are not turned off, as `others` has it."""
+    fields = [name for name in others if getattr(config, name, None) not in (None, others[name])]
+    # `generate` ignores `penalty_alpha` if it samples.
+    return [name for name in fields if name != "penalty_alpha" or not config.do_sample]
 
 
 def stated(config: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a generation config for a `SamplingConfig`, and its values that make no
-    sense, such as a `top_k` of -1."""
+    """Return the values of a generation config for a `SamplingConfig`, and its invalid values, such
+    as a `top_k` of -1."""
     values: dict[str, Any] = {}
     wrong = []
     for name in SAMPLING:
@@ -155,8 +157,7 @@ def stated(config: Any) -> tuple[dict[str, Any], list[str]]:
 def sampling_of(config: Any) -> SamplingConfig:
     """Return the sampling of a generation config.
 
-    If it samples, transformers' defaults fill in what it leaves open: the 50 most probable tokens,
-    for one.
+    If it samples, transformers' defaults apply to missing fields, such as a `top_k` of 50.
     """
     values, _ = stated(config)
     if not config.do_sample:
@@ -169,11 +170,11 @@ def sampling_of(config: Any) -> SamplingConfig:
 def as_generate(
     own: GenerationConfig, sampling: SamplingConfig, stop_ids: Collection[int]
 ) -> GenerationConfig:
-    """Return the generation config with which `generate` chooses tokens as an answer here does.
+    """Return the generation config with which `generate` chooses the same tokens as we do.
 
     Args:
         own: the model's, with its logits processors.
-        sampling: how the answer chooses tokens.
+        sampling: of the answer.
         stop_ids: the tokens that end the answer.
     """
     left_out = set()
@@ -187,7 +188,7 @@ def as_generate(
 
 
 def _config_of(own: Any, names: Sequence[str], sampling: SamplingConfig) -> GenerationConfig:
-    """Return a generation config with these fields of another one, and with a sampling."""
+    """Return a generation config with some fields of another one, and with a sampling."""
     config = GenerationConfig()
     for name in names:
         setattr(config, name, getattr(own, name, None))
@@ -202,9 +203,9 @@ def _config_of(own: Any, names: Sequence[str], sampling: SamplingConfig) -> Gene
 def _processors(
     model: Any, config: GenerationConfig, ids: Any, max_length: int
 ) -> LogitsProcessorList:
-    """Return the logits processors that `generate` makes of a config for a prompt [1, n].
+    """Return the logits processors that `generate` creates from a config for a prompt [1, n].
 
-    The config is changed, as `generate` does.
+    The config is changed, as in `generate`.
     """
     config.max_length = max_length
     model._prepare_special_tokens(config, True, device=ids.device)
@@ -235,14 +236,14 @@ class AnswerDefaults:
         return sampling_of(self.config)
 
     def states(self, name: str) -> bool:
-        """Whether a field of `sampling` is the model's own, and not the default of chats."""
+        """Return True if a field of `sampling` comes from the model, not from the chat default."""
         return self.config.do_sample is not None or name in stated(self.config)[0]
 
     @property
     def without_samples(self) -> SamplingConfig:
         """The sampling outside of chats: greedy, with the model's penalty.
 
-        With a user's temperature, it samples from as many tokens as the generation config says.
+        With a user's temperature, the other fields of the generation config's sampling apply.
         """
         if self.config.do_sample:
             return replace(sampling_of(self.config), temperature=0.0)
@@ -250,7 +251,7 @@ class AnswerDefaults:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every id that ends a text: those of the generation config, or the tokenizer's."""
+        """The ids that end a text: those of the generation config, or the tokenizer's."""
         stated, own = _listed(self.config.eos_token_id), self.tokenizer.eos_token_id
         ids = {token for token in stated if _is_token(token, self.vocabulary)}
         return frozenset(ids or (() if own is None else (own,)))
@@ -261,7 +262,7 @@ class AnswerDefaults:
         return tuple(_listed(self.config.stop_strings))
 
     def length_limit(self, prompt: int) -> int | None:
-        """Return the most new tokens after a prompt of so many; None without a limit."""
+        """Return the limit of new tokens after a prompt of `prompt` tokens; None without one."""
         if (most := self.config.max_new_tokens) is not None:
             return int(most)
         room = (self.config.max_length or 0) - prompt
@@ -276,17 +277,17 @@ class AnswerDefaults:
         stop_ids: Collection[int],
         device: torch.device,
     ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
-        """Return the sampling and the processors that make the decoder choose as `generate` would.
+        """Return the sampling and the processors with which the decoder chooses as `generate` does.
 
-        If a `SamplingConfig` says all that the generation config asks for, the decoder samples a
-        whole step at once.  Else transformers' processors do all of it, in their order, and the
-        decoder draws from what they leave.
+        If a `SamplingConfig` can express the generation config, the decoder samples a whole step at
+        once.  Otherwise transformers' processors are applied in their order, and the decoder only
+        draws the tokens.
 
         Args:
             model: of transformers.
             sampling, stop_ids: see `as_generate`.
             prompt: token ids.
-            max_length: tokens of prompt and answer at most.
+            max_length: the most tokens of prompt and answer.
             device: of the logits.
         """
         config = as_generate(self.config, sampling, stop_ids)
@@ -299,5 +300,5 @@ class AnswerDefaults:
 
     @property
     def ignored(self) -> list[str]:
-        """Settings of the generation config that are not applied."""
-        return asking(self.config, OTHER_WAYS) + stated(self.config)[1]
+        """The settings of the generation config that are not applied."""
+        return asking(self.config, OTHER_METHODS) + stated(self.config)[1]

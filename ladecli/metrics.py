@@ -1,4 +1,4 @@
-"""The one definition of every figure: interface, benchmark and tests call these."""
+"""The definitions of all figures, for the user interface, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
 
 
 RECENT = 24
-"""Steps whose tokens are kept one by one."""
+"""The number of last steps whose token counts are kept."""
 _SUMMED = (
     *("prompt", "cached", "tokens", "steps", "fed", "prefill_seconds", "decode_seconds"),
     *("plain_seconds", "unknown", "drafted", "accepted", "_first_tokens"),
 )
-"""Counts of a tally that are added up for several answers."""
+"""The counts that `total` adds up."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """One answer and its counts, folded from its events.
+    """The text and the counts of one answer, folded from its events.
 
     A step is a forward pass that yields tokens.  The first one reads the end of the prompt
-    and belongs to the prefill time; all others are decoding time.  A step that ran out of memory
-    counts as time, too.
+    and belongs to the prefill time; all others are decoding time.  The time of a step that ran out
+    of memory counts, too.
     """
 
-    prompt: int = 0  # its tokens
+    prompt: int = 0  # tokens of the prompt
     cached: int = 0  # tokens of the prompt that were in the cache already
     read: int = 0  # tokens of the prompt that are in the cache before the first step
     tokens: int = 0  # of the answer
     steps: int = 0
-    fed: int = 0  # tokens fed to the model by all steps, without those of the prompt but its last
+    fed: int = 0  # tokens fed to the model by all steps, with only the last token of the prompt
     prefill_seconds: float = 0.0  # wall time, as are `decode_seconds`
     decode_seconds: float = 0.0
-    plain_seconds: float = 0.0  # the same of plain decoding, estimated by the costs of steps
+    plain_seconds: float = 0.0  # decoding time of plain decoding, estimated by the costs of steps
     unknown: int = 0  # tokens of steps whose cost is not known
     drafted: int = 0  # tokens of steps that fed more than one
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # tokens by step
@@ -77,13 +77,13 @@ class Tally:
                 count = len(event.token_ids)
                 self.fed += event.width
                 if self.steps == 0:
-                    self.fed -= max(self.prompt - self.read - 1, 0)  # what the prompt's end added
+                    self.fed -= max(self.prompt - self.read - 1, 0)  # tokens of the prompt
                     self.prefill_seconds += event.seconds
                     self._first_tokens = count
                 else:
                     self.decode_seconds += event.seconds
                     self.recent.append(count)
-                    # Plain steps become slower with the text: each counts for its own tokens.
+                    # Steps become slower with the text, so each counts for its own tokens.
                     if event.width == 1:
                         self.plain_seconds += event.seconds
                     elif event.cost:
@@ -115,7 +115,7 @@ class Tally:
 
     @property
     def unanswered(self) -> bool:
-        """Whether there is reasoning, and no answer after it."""
+        """True if there is reasoning, but no answer after it."""
         return bool(self.reasoning.strip()) and not self.text.strip()
 
     @property
@@ -140,17 +140,18 @@ class Tally:
 
     @property
     def cut(self) -> bool:
-        """Whether it reached a limit, and is whole as far as it goes."""
+        """True if a limit ended the answer."""
         return self.reason in ("length", "context")
 
     @property
     def ended_well(self) -> bool:
-        """Whether it is all that was asked for: neither interrupted nor out of memory."""
+        """True if the answer is complete or reached a limit, but was not interrupted and did not
+        run out of memory."""
         return self.cut or self.reason in ("eos", "stop")
 
     @property
     def out_of_memory(self) -> str | None:
-        """A line about memory for below the answer; None if there was enough."""
+        """A line about a lack of memory; None if there was enough."""
         if self.reason == "memory":
             context = counted(self.prompt + self.tokens, "token")
             return (
@@ -165,7 +166,7 @@ class Tally:
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what the answer took, named as in `lade generate --json`."""
+        """Return the figures, named as in `lade generate --json`."""
         return {
             "steps": self.steps,
             "tokens_per_step": self.tokens_per_step,
@@ -181,22 +182,22 @@ class Tally:
         """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
         if self.unknown:
             return 0.0
-        # A step is no faster than a plain one: if it seems so, that is noise.
+        # No step is faster than a plain one, so a higher value is noise.
         return min(ratio(self.plain_seconds, self.decode_seconds), self.tokens_per_step)
 
     @property
     def measured(self) -> bool:
-        """Whether `speedup` is no estimate, because all steps were plain."""
+        """True if all steps were plain, so that `speedup` is not an estimate."""
         return not self.drafted
 
     @property
     def speedup_from(self) -> str | None:
-        """How `speedup` is known; None if it is not."""
+        """ "measured" or "estimated", the origin of `speedup`; None if that is unknown."""
         return ("measured" if self.measured else "estimated") if self.speedup else None
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """Return the counts of several answers as if they were one, which has no text."""
+    """Return the sums of the counts of several answers, without text."""
     whole = Tally()
     for tally in tallies:
         for name in _SUMMED:

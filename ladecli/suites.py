@@ -38,7 +38,7 @@ _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class _Line(BaseModel):
-    """A line of a file; `messages` may begin with a message in place of `system`."""
+    """A line of a file; the first of `messages` may be a system message in place of `system`."""
 
     id: _Name | None = None
     category: _Name | None = None
@@ -54,11 +54,10 @@ class _Line(BaseModel):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Variables of the chat template."""
+        """The arguments of the chat template."""
         tools = None if self.tool_choice == "none" else self.tools
         own = {"tools": tools, "documents": self.documents}
-        given = {key: value for key, value in own.items() if value}
-        return (self.chat_template_kwargs or {}) | given
+        return (self.chat_template_kwargs or {}) | {k: v for k, v in own.items() if v}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class _HubFile:
 
     repository: str
     file: str
-    category: str | None = None  # of all rows; None where each row has its own
+    category: str | None = None  # of all rows; None if each row has its own
     id: str | None = None  # key of a row's id; None to number rows from 0 on
     prompt: str = "prompt"  # key of the prompt in rows without "turns"
     prefix: str = ""  # of ids
@@ -82,7 +81,7 @@ _MT_BENCH = _HubFile(
     prefix="mt-bench/",
     kind="space",
 )
-# The repository of its authors has Parquet, which would need another library.
+# The authors' repository has Parquet files, which would need another library.
 _GSM8K = _HubFile("DaertML/gsm8k-jsonl", "test.jsonl", "gsm8k", prompt="question", prefix="gsm8k/")
 _SPEC_BENCH = tuple(
     _HubFile(_COLLECTION, f"{name}.jsonl", name, prefix=f"{name}/")
@@ -187,7 +186,7 @@ def read_rows(name: str) -> dict[int, Row]:
 def rows_of(text: str) -> dict[int, Row]:
     """Return the rows of standard input by line number.
 
-    There are none if a line is no JSON object with a prompt: then it is one text.
+    There are none if a line is not a JSON object with a prompt; then the input is one text.
 
     Raises:
         UsageError: a row is invalid.
@@ -204,15 +203,15 @@ def rows_of(text: str) -> dict[int, Row]:
 
 
 def _parse(text: str, where: str) -> dict[int, Row]:
-    """Return rows by line number, from 1 on; unknown keys and blank lines are ignored."""
+    """Return rows by line number, starting at 1; unknown keys and blank lines are ignored."""
     rows: dict[int, Row] = {}
-    # Strings of JSON may contain other line separators than this one.
+    # Not `splitlines`, since JSON strings may contain other line separators.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             read = _Line.model_validate_json(line)
-            turns, start = _said(read)
+            turns, start = _turns_and_start(read)
         except ValueError as error:
             problem = flaw(error) if isinstance(error, ValidationError) else error
             raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}") from error
@@ -222,16 +221,16 @@ def _parse(text: str, where: str) -> dict[int, Row]:
     return rows
 
 
-def _said(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
+def _turns_and_start(line: _Line) -> tuple[tuple[str, ...], list[ChatMessage]]:
     """Return the user's texts to be answered, and the messages before them.
 
     Raises:
-        ValueError: there are none; the message says why.
+        ValueError: the line has none, or contradicts itself; the message says why.
     """
     system = [] if line.system is None else [{"role": "system", "content": line.system}]
-    asked = [name for name in ("prompt", "turns", "messages") if getattr(line, name)]
-    if len(asked) > 1:
-        raise ValueError(f"it has {asked[0]!r} and {asked[1]!r}; keep one of them")
+    names = [name for name in ("prompt", "turns", "messages") if getattr(line, name)]
+    if len(names) > 1:
+        raise ValueError(f"it has {names[0]!r} and {names[1]!r}; keep one of them")
     if turns := tuple(line.turns) if line.prompt is None else (line.prompt,):
         if not all(map(str.strip, turns)):
             raise ValueError("a prompt is blank")
@@ -282,13 +281,13 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
 
 
 def _path(source: _HubFile, offline: bool) -> Path:
-    """Return the path of a source's file, which is downloaded if need be."""
+    """Return the path of a source's file, downloading it if necessary."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     from .models.hub import is_online
 
-    asking = {"repo_id": source.repository, "filename": source.file, "repo_type": source.kind}
-    # What was fetched once is used as it is: figures stay comparable, and no network is asked.
-    if isinstance(cached := try_to_load_from_cache(**asking), str):
+    query = {"repo_id": source.repository, "filename": source.file, "repo_type": source.kind}
+    # A cached file is never updated, so that figures stay comparable.
+    if isinstance(cached := try_to_load_from_cache(**query), str):
         return Path(cached)
-    return Path(hf_hub_download(**asking, local_files_only=not is_online(offline)))
+    return Path(hf_hub_download(**query, local_files_only=not is_online(offline)))

@@ -1,4 +1,4 @@
-"""Events of an answer as coloured text, and the line of its statistics."""
+"""Show the events of an answer as coloured text, and its statistics as a line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .errors import counted, printable
 from .events import Piece, TextEvent, pieces_of
 from .metrics import Tally
 
-# Of the 256 colours that no theme changes: legible on black and on white, and far apart also for
-# people who see no red or no green.
+# Colours that themes do not change, legible on black and on white, and distinct for people with
+# red-green colour blindness.
 SOURCE_STYLES = {
     "trajectory": "spring_green4",
     "context": "dodger_blue2",
@@ -28,13 +28,13 @@ MEANINGS = {
     "recycled": "the model's earlier guesses",
     "trajectory": "the lookahead window",
 }
-"""The sources of drafts, in words."""
+"""Explanations of draft sources."""
 FIGURES = {"plain": "the speed of one token a step", "bars": "tokens of the last steps"}
-"""Other words and signs beside an answer."""
+"""Explanations of other words beside an answer."""
 LEAST_GAIN = 1.05
-"""A speed-up below this one is shown as none."""
+"""The least speed-up that is shown as a gain."""
 GAINS_MOST = "edits and code gain most: hand over the text with --draft-text"
-"""What the figures of an answer without a speed-up end with."""
+"""The hint after the figures of an answer without a speed-up."""
 OTHER_SOURCE_STYLE = "underline"
 
 SEPARATOR = " · "
@@ -68,7 +68,7 @@ class Sections:
     """Turns an answer and its reasoning, which is dim, into one text with labels.
 
     Args:
-        reasoning: whether that is shown; an answer alone has no label.
+        reasoning: True if reasoning is shown; an answer without reasoning has no label.
     """
 
     def __init__(self, reasoning: bool) -> None:
@@ -90,30 +90,30 @@ class Sections:
 
 
 class View(Protocol):
-    """Something that shows an answer, or keeps it."""
+    """An object that shows or records an answer."""
 
     def show(self, event: TextEvent) -> None:
-        """Take one more event."""
+        """Add one event."""
 
     def finish(self) -> None:
-        """The answer is over, or broken off: leave terminal and files in order."""
+        """Clean up the terminal or the file, at the end of the answer or after an error."""
 
 
 @contextlib.contextmanager
 def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]]:
     """Show one answer in several views, and count its events.
 
-    They are finished with the block, the first one first, also when one cannot be written.
+    All views are finished with the block in their order, even if one fails.
 
     Args:
-        tally: takes every event before the views do, which show it.
-        views: take every event, in this order.
+        tally: gets every event before the views, which show its figures.
+        views: get every event, in this order.
 
     Yields:
-        A function that takes one more event.
+        A function that takes an event.
 
     Raises:
-        LadeError: a view failed; of several the last one.
+        LadeError: a view failed; if several did, the error of the last one.
     """
 
     def show(event: TextEvent) -> None:
@@ -128,15 +128,15 @@ def together(tally: Tally, *views: View) -> Iterator[Callable[[TextEvent], None]
 
 
 class Writer:
-    """Writes an answer as it comes, for pipes, files and terminals that cannot redraw.
+    """Writes an answer while it is generated, to pipes, files and terminals that cannot redraw.
 
-    Lines are left to the terminal to wrap: it alone knows where they start.
+    The terminal wraps the lines, since only it knows the column of the cursor.
 
     Args:
-        stream: takes the text.
-        safe: whether to leave out control characters, as a terminal needs.
-        colors: those that sources are shown with; None for plain text.
-        reasoning: whether it is written, too.
+        stream: receives the text.
+        safe: True to leave out control characters, for a terminal.
+        colors: the color system for sources; None for plain text.
+        reasoning: True if reasoning is written, too.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Writer:
         self._ended_line = True
 
     def show(self, event: TextEvent) -> None:
-        """Write what the event adds, at once."""
+        """Write and flush the text of an event."""
         for piece in pieces_of(event):
             for span in self._sections.of(piece):
                 if text := printable(span.text) if self._safe else span.text:
@@ -173,16 +173,16 @@ class Writer:
 
 
 def speed_up(tally: Tally, factor: float) -> str:
-    """Return how many times as fast as plain decoding it was; "≈" stands for an estimate."""
+    """Return a speed-up over plain decoding as text; "≈" marks an estimate."""
     return f"{'' if tally.measured else '≈'}{factor:.1f}×"
 
 
 def figures(tally: Tally, colours: bool = True) -> list[Text]:
-    """Return what an answer's tokens took, the most important figure first.
+    """Return the figures of an answer, the most important first.
 
     Args:
         tally: of the answer.
-        colours: whether sources have the colours that their tokens have.
+        colours: True if sources have the colours of their tokens.
     """
     parts = [Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold")]
     if tally.speedup:
@@ -198,13 +198,12 @@ def figures(tally: Tally, colours: bool = True) -> list[Text]:
 
 
 def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
-    """Return what the words beside an answer's figures mean; other arguments as for
-    `statistics_line`.
+    """Return an explanation of the words beside an answer.
 
     Args:
-        sources: of drafts, as far as they are used.
+        sources: the sources of drafts in use.
         width: of the screen, in cells.
-        colours: whether tokens have those of their sources.
+        colours: True if tokens have the colours of their sources.
     """
     parts = [
         Text(f"{name}: {meaning}", "dim") for name, meaning in MEANINGS.items() if name in sources
@@ -217,7 +216,7 @@ def legend(sources: Iterable[str], width: int, colours: bool = True) -> Text:
 
 
 def statistics_line(tally: Tally, width: int, colours: bool = True) -> Text:
-    """Return one line about an answer; it breaks between figures if a screen has not its width."""
+    """Return one line about an answer, broken between figures if it is wider than the screen."""
     first = Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")
     parts = [first, *figures(tally, colours)]
     if tally.speedup and tally.speedup < LEAST_GAIN:
@@ -226,7 +225,7 @@ def statistics_line(tally: Tally, width: int, colours: bool = True) -> Text:
 
 
 def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
-    """Return parts in lines of at most `width` cells; a longer part has a line of its own."""
+    """Join parts into lines of at most `width` cells; a longer part has its own line."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + len(SEPARATOR) + part.cell_len <= width:
@@ -239,14 +238,14 @@ def _in_lines(parts: Iterable[Text], width: int) -> list[Text]:
 def status_line(tally: Tally, width: int, max_context: int, colours: bool = True) -> Text:
     """Return one row about an unfinished reply, never wider than the screen.
 
-    Figures that do not fit are left out from the end.  Bars of the last steps take the room left:
-    one token is the lowest, eight or more are the highest.
+    Figures that do not fit are left out, the last one first.  Bars for the last steps fill the rest
+    of the row: the lowest is one token, the highest is eight or more.
 
     Args:
         tally: of the reply so far.
         width: of the screen, in cells.
         max_context: the most tokens of prompt and reply together; 0 if unknown.
-        colours: whether tokens have those of their sources.
+        colours: True if tokens have the colours of their sources.
     """
     if tally.prompt and not tally.steps:
         progress = f"{tally.read}/{tally.prompt}"
@@ -274,7 +273,7 @@ def remarks(tally: Tally, max_context: int, limit: str | None = None) -> list[st
     Args:
         tally: of the answer.
         max_context: the most tokens of prompt and answer together.
-        limit: how to set another limit of new tokens; None if a cut there is worth no line.
+        limit: a hint at the limit of new tokens; None to print nothing if it ended the answer.
     """
     ends = {
         "length": limit and f"cut at {counted(tally.tokens, 'token')}; {limit}",

@@ -26,7 +26,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.sampling import restricted
 from ladecli.decoder.strategy import Strategy
 from ladecli.events import Ended, TextEvent
-from ladecli.generation_config import ENDS, OTHER_WAYS, PROCESSORS, REFUSED, SAMPLING
+from ladecli.generation_config import ENDS, OTHER_METHODS, PROCESSORS, REFUSED, SAMPLING
 from ladecli.session.session import Session, Settings
 from tests.support.decoding import text_ids
 from tests.support.hub import stating
@@ -108,11 +108,11 @@ def test_every_field_of_transformers_has_a_meaning() -> None:
     known = {name for fields in CONFIGS for name in fields}
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
     documented = {*re.findall(r"`(\w+)`", page.partition("## The generation config")[2])}
-    used = {*SAMPLING, *PROCESSORS, *ENDS, *OTHER_WAYS, *REFUSED}
+    used = {*SAMPLING, *PROCESSORS, *ENDS, *OTHER_METHODS, *REFUSED}
     public = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     assert public | used <= documented
     assert {*SAMPLING, *PROCESSORS} <= known
-    assert OTHER_WAYS.keys() | REFUSED.keys() == OTHER.keys()
+    assert OTHER_METHODS.keys() | REFUSED.keys() == OTHER.keys()
     assert {"eos_token_id", *ENDS} == ENDING.keys()
 
 
@@ -136,7 +136,7 @@ def test_another_way_to_decode_is_refused(name: str, session: Session, generatin
     config = generating(do_sample=name == "num_return_sequences")
     setattr(config, name, OTHER[name])
     lines = [name in line for line in session.notices if "not applied" in line]
-    assert lines == [True] * (name in OTHER_WAYS)
+    assert lines == [True] * (name in OTHER_METHODS)
     if name not in REFUSED:
         return
     with pytest.raises(ValueError, match=f"{name}=.* of the model's generation config; pass"):

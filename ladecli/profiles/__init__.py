@@ -1,9 +1,9 @@
-"""Hardware profiles: data in TOML files, and one function that selects.
+"""Hardware profiles: data in TOML files, and the functions that select one.
 
-A profile holds settings (`schema.Setting`), or bandwidth and arithmetic from which `derive` makes
-them.  `usual` finds the profile of a device, and `choose` gives its settings for a model; `select`
-does both.  Its costs of steps hold until steps were measured here (`measured`), and for good if the
-user names it.
+A profile holds settings (`schema.Setting`), or bandwidth and arithmetic from which `derive`
+computes them.  `usual` finds the profile of a device, `choose` returns its settings for a model,
+and `select` does both.  Measured step costs (`measured`) replace those of a profile, unless the
+user names the profile.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Setting", "dump", "parse"]
 
 TOLERANCE = 0.25
-"""How far a device's memory may be from a profile's: drivers keep some, and count in GiB."""
+"""The greatest relative difference between the memory of a device and of its profile: drivers
+reserve some, and count in GiB."""
 _BY_KIND = {"cpu": "cpu", "mps": "apple", "cuda": "gpu"}
-"""Profiles of devices that no profile names."""
+"""The profiles for devices that no profile names."""
 _PAPER = Setting(
     window=7,
     ngram=5,
@@ -46,38 +47,38 @@ class Choice:
 
     profile: str
     lookahead: LookaheadConfig
-    paper: LookaheadConfig  # for the paper's algorithm; the trajectory is its only source
+    paper: LookaheadConfig  # for the paper's algorithm, whose only source is the trajectory
     notices: tuple[str, ...] = ()
-    named: bool = False  # whether the user named it, so that it holds as it is written
+    named: bool = False  # the user named the profile, so that its values are not replaced
 
     def priced(self, seconds: Mapping[int, float]) -> Choice:
-        """Return the same with costs of steps as measured here, unless the user named the profile;
-        see `StepCost.measured`."""
+        """Return the choice with measured step costs, unless the user named the profile; see
+        `StepCost.measured`."""
         if self.named:
             return self
         cost = self.lookahead.step_cost.measured(seconds)
         return replace(self, lookahead=replace(self.lookahead, step_cost=cost))
 
     def base(self, paper: bool) -> LookaheadConfig:
-        """The settings to start from: the paper's own where its algorithm is asked for."""
+        """Return the settings before the user's options: the paper's if `paper` is true."""
         return self.paper if paper else self.lookahead
 
 
 @cache
 def _files() -> dict[str, str]:
-    """Return the names of the profiles that come with this program, each with its file's."""
+    """Return the names of the shipped profiles, with the names of their files."""
     names = sorted(file.name for file in resources.files(__name__).iterdir())
     return {name.removesuffix(".toml"): name for name in names if name.endswith(".toml")}
 
 
 @cache
 def _shipped(name: str) -> Profile:
-    """Read one profile that comes with this program."""
+    """Read a shipped profile."""
     return parse(name, (resources.files(__name__) / _files()[name]).read_text(encoding="utf-8"))
 
 
 def shipped() -> dict[str, Profile]:
-    """Return all profiles that come with this program, by name."""
+    """Return all shipped profiles by name."""
     return {name: _shipped(name) for name in _files()}
 
 
@@ -95,7 +96,7 @@ def read(name: str) -> Profile:
     """Return the profile of a name; the user's own replaces a shipped one.
 
     Raises:
-        UsageError: there is none, or it is not valid.
+        UsageError: there is none, or it is invalid.
     """
     if name in user.names():
         return user.read(name)
@@ -105,10 +106,10 @@ def read(name: str) -> Profile:
 
 
 def usual(device: Device, own: list[Profile]) -> Profile | None:
-    """Return the profile for a device, whatever the model; None for a GPU that no profile knows.
+    """Return the profile for a device; None for an unknown GPU.
 
     A user's profile whose `devices` name the GPU or processor comes first, then a shipped one that
-    does.  Any other processor has `cpu`, and an Apple GPU `apple`.  Only files for such a kind of
+    does.  Any other processor has `cpu`, and an Apple GPU `apple`.  Only files for this kind of
     device are read.
     """
     by_kind, mine = _BY_KIND[device.kind], {profile.name: profile for profile in own}
@@ -121,18 +122,18 @@ def usual(device: Device, own: list[Profile]) -> Profile | None:
 
 
 def recognise(label: str, memory: float, profiles: Iterable[Profile]) -> Profile | None:
-    """The profile that names a device, or None.
+    """Return the profile that names a device, or None.
 
     Names mislead: "H200" is part of "GH200", "L4" of "L40S", and a MIG slice of an A100 or a
-    laptop's chip carries the name of the whole, whose settings would be too wide for it, but has
-    less memory.  A device that is not surely known is unknown, and gets measured.
+    laptop's chip has the name of the full device, whose settings are too wide for it, but less
+    memory.  In doubt, a device is unknown, and its steps are measured.
 
-    Of several, the one with the longest matching name, then with the closest memory; where the
-    memory is unknown (0 bytes), the one with the least, which is cautious.  The first wins a tie.
+    If several match, the longest matching name wins, then the closest memory; if the memory is
+    unknown (0 bytes), the profile with the least memory, which is cautious.  The first wins a tie.
     """
     words = _words(label)
     best: tuple[float, ...] = (math.inf,)
-    found = None
+    match = None
     for profile in profiles:
         names = [name for name in profile.devices if _contains(words, name)]
         distance = min((abs(memory / size - 1.0) for size in profile.memory if memory), default=0.0)
@@ -143,8 +144,8 @@ def recognise(label: str, memory: float, profiles: Iterable[Profile]) -> Profile
         letters = max(sum(map(len, _words(name))) for name in names)
         rank = (-letters, distance, min(profile.memory, default=math.inf))
         if rank < best:
-            best, found = rank, profile
-    return found
+            best, match = rank, profile
+    return match
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -152,7 +153,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _contains(words: tuple[str, ...], name: str) -> bool:
-    """Whether all words of a name are there, in their order; others may stand between."""
+    """Return True if all words of a name occur in this order, perhaps with others between."""
     rest = iter(words)
     return all(word in rest for word in _words(name))
 
@@ -182,14 +183,14 @@ def select(
 
 
 def _is_for(profile: Profile, device: Device) -> bool:
-    """Whether a profile is for a device, for all that its file says."""
+    """Return True if a profile is for a device, judging by its file."""
     if profile.devices:
         return recognise(device.label, device.memory, [profile]) is not None
     return profile.place != "shipped" or profile.name == _BY_KIND[device.kind]
 
 
 def unknown(device: Device) -> str:
-    """Return the notice about a GPU that no profile knows."""
+    """Return the notice about an unknown GPU."""
     name = device.label or "this GPU"
     return f"no profile matches {name}: the budget is that of a slow one; --budget sets another"
 
@@ -201,11 +202,11 @@ def choose(
     notices: Sequence[str] = (),
     captured: bool | None = None,
 ) -> Choice:
-    """The settings of a profile for a model.
+    """Return the settings of a profile for a model.
 
-    The paper's setting is from `known` if `profile` has none.  Steps are `captured` as CUDA graphs
-    by default, but on Apple's GPUs; nothing is derived for processors but what a mixture of experts
-    adds to the costs of dense models.
+    The paper's setting comes from `known` if `profile` has none.  By default, steps are `captured`
+    as CUDA graphs, except on Apple's GPUs.  The step costs of a mixture of experts are derived from
+    those of dense models.
     """
     if captured is None:
         captured = profile.name != _BY_KIND["mps"]
@@ -224,7 +225,7 @@ def choose(
 
 
 def summarise(lookahead: LookaheadConfig) -> str:
-    """Settings in one line: "W=5 N=3 G=5, budget 24, trajectory+context"."""
+    """Return settings in one line: "W=5 N=3 G=5, budget 24, trajectory+context"."""
     window = f"W={lookahead.window} N={lookahead.ngram} G={lookahead.guesses}, "
     rest = f"budget {lookahead.step_limit}, {'+'.join(lookahead.sources)}"
     return f"{window if 'trajectory' in lookahead.sources else ''}{rest}"

@@ -1,9 +1,9 @@
-"""What steps take on this machine, kept from one load to the next in one file.
+"""The measured duration of steps on this machine, kept from one load to the next in one file.
 
-A measurement holds for a device, a version of torch, the shape of a model, the type of its weights
-and the way its steps run.  Every load measures a little, and the smaller time of two loads is kept:
-what another program disturbed does not last.  A file that cannot be read or written costs the next
-load the same time again and nothing else.
+A measurement is valid for a device, a version of torch, the shape of a model, the type of its
+weights and its backend.  Every load measures a little, and the smaller time of two loads is kept,
+so that disturbances by other programs do not last.  If the file cannot be read or written, the next
+load measures again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..models.memory import ModelSpec
 
 SHARE, LEAST = 0.1, 0.15
-"""The share of a load's time that a measurement may take, or so many seconds of a short load; a
+"""The time limit of a measurement: this share of the load's time, but at least so many seconds; a
 third of it if all widths are known."""
 _FILE: TypeAdapter[dict[str, dict[int, float]]] = TypeAdapter(dict[str, dict[int, Positive]])
 
@@ -42,7 +42,7 @@ def path() -> Path:
 
 
 def key_of(decoder: Decoder, device: Device, spec: ModelSpec) -> str:
-    """Return what the steps of a decoder are kept under."""
+    """Return the key of a decoder's steps in the file."""
     executor = decoder.executor
     model = executor.model
     return (
@@ -62,11 +62,11 @@ def read_all() -> dict[str, dict[int, float]]:
 
 
 def keep(key: str, seconds: Mapping[int, float]) -> bool:
-    """Write the seconds of steps in place of earlier ones; whether that was possible."""
+    """Write the seconds of steps in place of earlier ones; return False if that fails."""
     everything = read_all() | {key: dict(sorted(seconds.items()))}
     with contextlib.suppress(LadeError, OSError):
         path().parent.mkdir(parents=True, exist_ok=True)
-        files.write(path(), json.dumps(everything, indent=1) + "\n", "what steps take")
+        files.write(path(), json.dumps(everything, indent=1) + "\n", "step costs")
         return True
     return False
 
@@ -78,14 +78,14 @@ def run(
     from ..decoder.backends import measuring  # it imports torch
 
     alone = device.kind == "cpu" and device.threads == 1
-    clock = time.thread_time if alone else time.perf_counter  # other programs do not count
+    clock = time.thread_time if alone else time.perf_counter  # leaves out other programs
     return measuring.measure(decoder, seconds, known, clock)
 
 
 def after_load(
     decoder: Decoder, device: Device, spec: ModelSpec, load_seconds: float
 ) -> dict[int, float]:
-    """Measure a little after a load, and return the seconds of steps by width, earlier ones too."""
+    """Measure briefly after a load, and return the seconds of all known steps by width."""
     from ..decoder.backends import measuring
 
     key = key_of(decoder, device, spec)
@@ -98,7 +98,7 @@ def after_load(
     least = {width: min(times) for width, times in run(decoder, device, limit, known).items()}
     seconds = dict(known)
     if 1 in known and least.get(1, math.inf) < known[1]:
-        # The machine is quieter than at earlier loads. Wide steps gain by it as plain ones do.
+        # The machine is less busy than at earlier loads, which makes steps of all widths faster.
         seconds = {width: took * least[1] / known[1] for width, took in known.items()}
     seconds |= {width: min(took, seconds.get(width, took)) for width, took in least.items()}
     if seconds != known:

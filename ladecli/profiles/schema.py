@@ -17,7 +17,7 @@ from ..models.device import Rates
 from ..models.memory import ModelSpec
 
 VALUES = tuple(field.name for field in fields(LookaheadConfig))
-"""What a setting gives."""
+"""The fields of a setting that become the decoder's configuration."""
 
 Text = Annotated[str, Field(pattern=r"\S")]
 Whole = Annotated[int, Field(strict=True)]
@@ -29,9 +29,9 @@ class _Table(BaseModel):
 
 
 class Hardware(_Table):
-    """What a device can do at best: bytes of memory read and dense operations, per second.
+    """The peak rates of a device: bytes of memory read and dense operations, per second.
 
-    `rates` are by type; a type without units of its own has none.
+    `rates` are by type; a type without hardware units is left out.
     """
 
     bandwidth: Positive
@@ -39,7 +39,7 @@ class Hardware(_Table):
     source: Text
 
     def rates_for(self, compute: str) -> Rates:
-        """The rates of models that compute in a type; the lowest for a type without units."""
+        """Return the rates for a type of activations; the lowest for a type without units."""
         rates = (rate for kind, rate in self.rates.items() if kind == compute)
         return Rates(self.bandwidth, next(rates, min(self.rates.values())))
 
@@ -48,7 +48,7 @@ class Setting(_Table):
     """Explicit settings for models up to a size."""
 
     up_to_parameters: Positive = math.inf
-    weights: tuple[Text, ...] = ()  # types that it is for, as in `ModelSpec`; () for any
+    weights: tuple[Text, ...] = ()  # types of weights, as in `ModelSpec`; () for any
     window: Whole
     ngram: Whole
     guesses: Whole
@@ -78,10 +78,10 @@ class Profile(_Table):
     name: str = Field(exclude=True)  # of the file
     place: str = Field(default="shipped", exclude=True)  # or "yours"
     description: Text
-    # Names matched as whole words; () for a profile that is found by the kind of the device.
+    # Names matched as whole words; () for a profile that is selected by the kind of the device.
     devices: tuple[str, ...] = ()
     not_devices: tuple[str, ...] = ()  # words that the device's name must not have
-    memory: tuple[Positive, ...] = ()  # sizes in bytes that these devices come with; () for any
+    memory: tuple[Positive, ...] = ()  # memory sizes of these devices in bytes; () for any
     hardware: Hardware | None = None
     papers: tuple[Setting, ...] = Field(default=(), alias="paper")  # the smallest models first
     settings: tuple[Setting, ...] = Field(default=(), alias="setting")
@@ -99,24 +99,24 @@ class Profile(_Table):
         return self
 
     def as_file(self) -> dict[str, Any]:
-        """The tables of the file."""
+        """Return the tables of the file."""
         return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
 
 
 def fitting(settings: Iterable[Setting], spec: ModelSpec) -> Setting | None:
-    """The first of some settings that is for a model; None if there is none."""
-    for each in settings:
-        typed = not each.weights or spec.weights in each.weights
-        if typed and spec.parameters <= each.up_to_parameters:
-            return each
+    """Return the first setting that is for a model; None if there is none."""
+    for setting in settings:
+        typed = not setting.weights or spec.weights in setting.weights
+        if typed and spec.parameters <= setting.up_to_parameters:
+            return setting
     return None
 
 
 def parse(name: str, text: str, place: str = "shipped") -> Profile:
-    """A profile from the text of its file.
+    """Return a profile from the text of its file.
 
     Raises:
-        UsageError: it is no TOML or breaks the schema; one line names the place and the fix.
+        UsageError: it is not TOML or breaks the schema; one line names the place and the fix.
     """
     try:
         data = parse_toml(text)
@@ -128,7 +128,7 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
 
 
 def dump(profile: Profile) -> str:
-    """The text of a profile's file; `parse` reads it again."""
+    """Return the text of a profile's file; `parse` reads it again."""
     import tomli_w
 
     return tomli_w.dumps(profile.as_file())

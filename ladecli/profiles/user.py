@@ -1,4 +1,4 @@
-"""Profiles of the user's own, and how devices and versions are spelt."""
+"""The user's own profiles, and the names of devices and versions for measurements."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from ..models.device import Device
 
 _PACKAGES = {"torch": "torch", "transformers": "transformers", "lade": "ladecli"}
-"""What a measurement depends on, and the names of the packages."""
+"""The packages that a measurement depends on, by their names in messages."""
 
 
 def folder() -> Path:
-    """Where the files are; it may not exist."""
+    """Return the folder of the user's profiles; it may not exist."""
     from platformdirs import user_config_path
 
     return user_config_path("lade", appauthor=False) / "profiles"
 
 
 def names() -> list[str]:
-    """The profiles that have a file, valid or not."""
+    """Return the names of all profiles in the folder, valid or not."""
     try:
         return sorted(path.stem for path in folder().iterdir() if path.suffix == ".toml")
     except OSError:
@@ -33,12 +33,12 @@ def names() -> list[str]:
 
 
 def path_of(name: str) -> Path:
-    """The file of a profile."""
+    """Return the path of a profile's file."""
     return folder() / f"{name}.toml"
 
 
 def read(name: str) -> Profile:
-    """One of the user's profiles; UsageError if its file cannot be read or breaks the schema."""
+    """Read one of the user's profiles; UsageError if its file cannot be read or is invalid."""
     path = path_of(name)
     try:
         return parse(name, files.decode(files.read(path), f"profile {name}"), "yours")
@@ -49,24 +49,24 @@ def read(name: str) -> Profile:
 
 
 def read_all() -> tuple[list[Profile], list[str]]:
-    """All that are valid, and a line about each that is not."""
-    found: list[Profile] = []
+    """Return all valid profiles, and a line about each invalid one."""
+    valid: list[Profile] = []
     faults: list[str] = []
     for name in names():
         try:
-            found.append(read(name))
+            valid.append(read(name))
         except UsageError as error:  # noqa: PERF203  one broken file must not hide the others
             faults.append(f"{error}; left out")
-    return found, faults
+    return valid, faults
 
 
 def versions_here() -> dict[str, str]:
-    """The installed versions of what a measurement depends on."""
+    """Return the installed versions of the packages that a measurement depends on."""
     return {name: version(package) or "unknown" for name, package in _PACKAGES.items()}
 
 
 def key_of(device: Device) -> str:
-    """Return the name of a device by which measurements are kept: threads count on a CPU."""
+    """Return the name of a device in the keys of measurements, with the threads of a CPU."""
     if device.kind != "cpu":
         return device.label
     return f"{device.label}, {counted(device.threads, 'thread')}"
