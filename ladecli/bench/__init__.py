@@ -1,1 +1,1 @@
-"""Measuring: methods on prompts, in turn; what came out as values; what they mean."""
+"""Measure methods on prompts, and report the results."""

@@ -1,4 +1,4 @@
-"""`lade bench`: load, measure, show, write reports."""
+"""`lade bench`: load a model, measure methods, show the result and write reports."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from .methods import Sweep
 
 PROMPTS = 6
-"""Prompts of the builtin suite without --limit: as few as an interval needs."""
+"""The number of prompts of the builtin suite without --limit: the fewest for an interval."""
 PASSAGES = 3
-"""Passages of every length in a sweep over contexts."""
+"""The number of passages per length in a sweep over contexts."""
 
 
 def run(request: BenchRequest) -> int:
@@ -129,7 +129,8 @@ def _conditions(
     tasks: Sequence[BenchTask],
     settings: Settings,
 ) -> dict[str, Any]:
-    """Return what was asked for; `settings` are those of any method, for all sample alike."""
+    """Return the conditions of the result; `settings` are of any method, since all have the same
+    sampling."""
     return {
         "prompts": "passages" if "context" in swept else Path(request.prompts).name,
         "rows": len(tasks),
@@ -149,7 +150,7 @@ def _conditions(
 def _make_runners(
     chosen: Sequence[methods.Chosen], session: Session, room: int, terminal: Terminal
 ) -> list[MethodRunner]:
-    """Make the methods; `room` is the number of tokens that a static cache must hold."""
+    """Return a runner for each method; `room` is the length of a static cache, in tokens."""
     from .stock import StockRunner
 
     runners: list[MethodRunner] = []
@@ -172,7 +173,7 @@ def _make_tasks(
     prompts: Sequence[Row] | None,
     terminal: Terminal,
 ) -> tuple[Sequence[BenchTask], list[SkippedRow]]:
-    """Make the tasks of all methods, and list those for which the context has no room.
+    """Return the tasks of all methods, and the rows for which the context has no room.
 
     Without `prompts`, the tasks are passages of the contexts in `swept`.
     """

@@ -1,4 +1,4 @@
-"""Methods on the same prompts, in turn, so that noise of the machine affects all equally."""
+"""Measure methods on the same prompts alternately, so that machine noise affects all equally."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .runners import Answer, MethodRunner, RunInterrupted
 from .tasks import BenchTask
 
 WARM_UPS, WARM_UP = 3, 16
-"""Texts that every method begins before anything is timed, and the steps of each."""
+"""The number of untimed texts of every method before the measurement, and the steps of each."""
 PROMPT = 256
-"""Tokens of a prompt to warm up with."""
+"""The number of tokens of a warm-up prompt."""
 TRIES = 4
-"""Times that a conversation is held, at most, until no step is compiled or captured in it."""
+"""The most attempts at a conversation without compiling or capturing a step."""
 
 
 class Measurement:
-    """Lets methods take turns on tasks.
+    """Runs methods alternately on tasks.
 
-    `cancelled` is called after every step, and true ends the measurement; `progress` is called with
-    the number of runs that were done since the last call.
+    `cancelled` is called after every step, and True ends the measurement; `progress` is called with
+    the number of completed runs since the last call.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Measurement:
         cancelled: Callable[[], bool],
         progress: Callable[[int], None] = lambda _runs: None,
     ) -> None:
-        self.runs: list[Run] = []  # in the order of time, as are `failures`
+        self.runs: list[Run] = []  # like `failures`, in the order of time
         self.failures: list[Failure] = []
-        self.skipped: dict[str, SkippedRow] = {}  # turns that the context had no room for, by row
+        self.skipped: dict[str, SkippedRow] = {}  # by row; the context had no room for some turns
         self.interrupted = False  # by Ctrl-C
         self.seconds = 0.0  # without the warm-up
         self._runners = list(runners)
@@ -53,8 +53,8 @@ class Measurement:
         self._parts: dict[str, Counter[str]] = {runner.method.name: Counter() for runner in runners}
 
     def run(self, tasks: Sequence[BenchTask], repeats: int) -> None:
-        """Measure every task `repeats` times; what is done when Ctrl-C comes counts."""
-        # What is alive now stays: the garbage collector need not look at it again.
+        """Measure every task `repeats` times; after Ctrl-C, completed runs count."""
+        # Present objects stay alive, so the garbage collector need not scan them again.
         gc.collect()
         gc.freeze()
         began = time.perf_counter()
@@ -71,7 +71,7 @@ class Measurement:
             gc.unfreeze()
 
     def time_spent(self) -> tuple[TimeSpent, ...]:
-        """Return the time of a step by its parts, for every method that tells them."""
+        """Return the time of a step by its parts, for every method that records them."""
         spent = []
         for name, parts in self._parts.items():
             steps = sum(len(run.step_seconds) for run in self.runs if run.contender == name)
@@ -81,46 +81,46 @@ class Measurement:
         return tuple(spent)
 
     def _warm_up(self, prompt: list[int]) -> None:
-        """Let every method make a few steps, which are not timed.
+        """Let every method run a few untimed steps.
 
         The first text of compiled steps compiles them, and on a GPU the next ones capture them.
         """
-        for runner in [one for one in self._runners for _ in range(WARM_UPS)]:
+        for runner in [runner for runner in self._runners for _ in range(WARM_UPS)]:
             runner.begin()
             steps = count(1)
 
             def enough(steps: count[int] = steps) -> bool:
                 return next(steps) >= WARM_UP or self._cancelled()
 
-            # A method that cannot run fails again where it counts.
+            # A method that cannot run fails again in the measurement.
             with contextlib.suppress(Exception):
                 runner.answer(prompt, enough)
             if self._cancelled():
                 raise RunInterrupted
 
     def _round(self, task: BenchTask, repeat: int, order: Sequence[MethodRunner]) -> None:
-        """Let all methods do one task, in an order."""
+        """Run one task with all methods, in the order of the runners."""
         for runner in order:
             name = runner.method.name
-            if not any((one.contender, one.row) == (name, task.id) for one in self.failures):
+            if not any((f.contender, f.row) == (name, task.id) for f in self.failures):
                 try:
                     self._hold(runner, task, repeat)
                 except RunInterrupted:
                     raise
-                except Exception as error:  # must not cost the figures of the others
+                except Exception as error:  # other methods go on
                     self.failures.append(Failure(name, task.id, describe_error(error)))
             self._progress(1)
         if task.cut:
             self.skipped[task.id] = SkippedRow(task.id, task.cut)
 
     def _hold(self, runner: MethodRunner, task: BenchTask, repeat: int) -> None:
-        """Let one method do one task; the turns before one that fails count."""
+        """Run one task with one method; turns before a failed one count."""
         done: list[tuple[Run, Answer]] = []
 
         def answer(turn: int, prompt: list[int]) -> TextDelta:
             gc.collect()
             watch_peak(self._device)
-            answered = runner.answer(prompt, self._cancelled).whole()
+            result = runner.answer(prompt, self._cancelled).whole()
             run = Run(
                 contender=runner.method.name,
                 row=task.id,
@@ -129,19 +129,19 @@ class Measurement:
                 repeat=repeat,
                 prompt_tokens=len(prompt),
                 prompt_digest=digest(prompt),
-                tokens=len(answered.ids),
-                first_tokens=answered.lengths[0],
-                steps=len(answered.marks),
-                fed=sum(answered.widths[1:]) if answered.widths else None,
-                first_seconds=round(answered.marks[0], 6),
-                step_seconds=answered.step_seconds,
-                accepted=dict(sorted(answered.accepted.items())),
+                tokens=len(result.ids),
+                first_tokens=result.lengths[0],
+                steps=len(result.marks),
+                fed=sum(result.widths[1:]) if result.widths else None,
+                first_seconds=round(result.marks[0], 6),
+                step_seconds=result.step_seconds,
+                accepted=dict(sorted(result.accepted.items())),
                 peak_memory=peak_memory(self._device),
-                reason=answered.reason,
-                digest=digest(answered.ids),
+                reason=result.reason,
+                digest=digest(result.ids),
             )
-            done.append((run, answered))
-            return answered.said
+            done.append((run, result))
+            return result.delta
 
         try:
             for _ in range(TRIES):
@@ -155,9 +155,9 @@ class Measurement:
                 done.clear()
                 raise LadeError("torch compiles something anew in every answer of transformers")
         finally:
-            for run, answered in done:
+            for run, result in done:
                 self.runs.append(run)
-                self._parts[run.contender].update(answered.parts)
+                self._parts[run.contender].update(result.parts)
 
 
 def digest(ids: Sequence[int]) -> str:

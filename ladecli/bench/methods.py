@@ -32,14 +32,14 @@ Sweep: TypeAlias = Mapping[str, tuple[str, ...]]
 """Values by axis: numbers in digits, sources joined by + or "all", or the name of another axis."""
 Chosen: TypeAlias = "tuple[Method, Settings]"
 """A method and its settings."""
-_Asked: TypeAlias = tuple[str, str, dict[str, Any]]
+_MethodOptions: TypeAlias = tuple[str, str, dict[str, Any]]
 """The name of a method, its strategy, and its options."""
 
 
 def check(request: BenchRequest) -> Sweep:
     """Return the sweep, checked as far as that needs no model.
 
-    A value of an axis comes before that of an option.
+    The value of an axis overrides that of an option.
 
     Raises:
         UsageError: an unknown strategy or axis, an invalid value, or options that contradict
@@ -68,7 +68,7 @@ def check(request: BenchRequest) -> Sweep:
 def choose(
     request: BenchRequest, choice: Choice, sampling: SamplingConfig, swept: Sweep
 ) -> list[Chosen]:
-    """Return the methods of a request; `sampling` holds for what the request leaves open.
+    """Return the methods of a request; `sampling` has the defaults.
 
     Raises:
         UsageError: the settings of a cell contradict each other.
@@ -87,14 +87,14 @@ def choose(
     return chosen
 
 
-def _named(request: BenchRequest) -> Iterator[_Asked]:
+def _named(request: BenchRequest) -> Iterator[_MethodOptions]:
     for name in _parse_strategies(request.strategies):
         if name not in FOREIGN or request.parallel_mode != "tensor":
             paper = {"sources": "trajectory", "budget": None} if name == "paper" else {}
             yield name, name, paper
 
 
-def _cells(grid: Sweep) -> Iterator[_Asked]:
+def _cells(grid: Sweep) -> Iterator[_MethodOptions]:
     """Yield plain decoding, and lookahead for each cell of a grid."""
     yield PLAIN, PLAIN, {}
     for combination in itertools.product(*grid.values()):
@@ -131,7 +131,7 @@ def _parse_sweep(texts: Sequence[str]) -> Sweep:
                 f"--sweep {word!r}: give AXIS=VALUE,VALUE with each axis of {', '.join(AXES)} once"
             )
         typed[axis] = values
-    # One value may be written in several ways: 4k and 4096.
+    # The same value can have several spellings: 4k and 4096.
     return {
         axis: tuple(dict.fromkeys(_value(axis, value, typed) for value in values))
         for axis, values in typed.items()
@@ -139,7 +139,7 @@ def _parse_sweep(texts: Sequence[str]) -> Sweep:
 
 
 def _value(axis: str, value: str, swept: Mapping[str, Sequence[str]]) -> str:
-    """Return a value of an axis as results name it."""
+    """Return the name of a value in results."""
     if axis == "context":
         if match := re.fullmatch(r"0*([1-9]\d*)(k?)", value.lower()):
             return str(int(match[1]) * (1024 if match[2] else 1))

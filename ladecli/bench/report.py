@@ -1,4 +1,4 @@
-"""A result as tables, on the terminal and in Markdown."""
+"""Show a result as tables, on the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OPTION = "--report"
 COLUMNS = 100
-"""Columns of the tables that are printed to a pipe."""
+"""The width of tables on a pipe."""
 _LABELS = {
     PLAIN: "plain decoding",
     STOCK: "transformers' generate",
@@ -43,7 +43,7 @@ class Document:
 
 
 def check(path: Path) -> None:
-    """Refuse a report that could not be written, before a model is loaded."""
+    """Check that a report can be written, before a model is loaded."""
     if path.suffix.lower() not in (".md", ".json"):
         raise UsageError(f"{OPTION} {path}: the name of a report ends in .md or .json")
     files.check(path, OPTION)
@@ -94,8 +94,8 @@ def document(result: Result) -> Document:
     overall = figures_of(result)
     tables = [_speeds(result, overall)] if overall else []
     tables += _categories(result)
-    failures = [(_label(each.contender), each.row, each.error) for each in result.failures]
-    skipped = [(each.row, each.reason) for each in result.skipped]
+    failures = [(_label(f.contender), f.row, f.error) for f in result.failures]
+    skipped = [(row.row, row.reason) for row in result.skipped]
     texts: dict[str, tuple[Sequence[str], list[tuple[str, ...]]]] = {
         "Failed": (("method", "row", "error"), [*failures]),
         "Left out": (("row", "reason"), [*skipped]),
@@ -115,22 +115,22 @@ def document(result: Result) -> Document:
 
 
 def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
-    """Say how fast lookahead is, or the fastest of our methods, and whether the texts are equal."""
+    """Yield sentences on the speed of lookahead, or of our fastest method, and on equality."""
     strategies = {method.name: method.strategy for method in result.contenders}
-    ours = [e for e in overall if e.method not in (result.reference, PLAIN, *_LABELS)]
+    ours = [f for f in overall if f.method not in (result.reference, PLAIN, *_LABELS)]
     if not (chosen := ours or overall):
         return
-    best = max(chosen, key=lambda e: (strategies[e.method] == "lookahead", e.tokens_per_second))
+    best = max(chosen, key=lambda f: (strategies[f.method] == "lookahead", f.tokens_per_second))
     baseline = _label(result.reference)
     sentence = f"{_label(best.method)}: {decimal(best.tokens_per_second or None)} tokens per second"
     if best.speedup is not None:
         sentence += f", {_speedup(best)} ({_interval(best.speedup)}) those of {baseline}"
     yield f"{sentence}; {best.tokens_per_step:.2f} tokens per step."
-    compared = sum(each.compared for each in overall)
+    compared = sum(figures.compared for figures in overall)
     differing = [
-        f"{each.compared - each.equal:,} of {each.compared:,} of {_label(each.method)}"
-        for each in overall
-        if each.equal < each.compared
+        f"{f.compared - f.equal:,} of {f.compared:,} of {_label(f.method)}"
+        for f in overall
+        if f.equal < f.compared
     ]
     if differing:
         names = ", ".join(differing)
@@ -140,8 +140,8 @@ def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
 
 
 def _caveats(result: Result) -> Iterator[str]:
-    """Yield what a reader must know about the figures."""
-    # An answer of one step has no speed.
+    """Yield caveats about the figures."""
+    # Answers of one step have no speed.
     rows = len({run.row for run in result.runs if run.decoded})
     if result.interrupted:
         yield "Interrupted: the figures cover only the runs that were finished."
@@ -155,7 +155,7 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
     """Return the figures of every method on all prompts."""
     baseline = _label(result.reference or PLAIN)
     over = f"speed-up: median of the prompts over {baseline}"
-    # The greatest weight is left out first on a narrow screen.
+    # On a narrow screen, the column with the greatest weight is left out first.
     columns = (
         _NAME,
         Column("speed-up", note=over),
@@ -168,16 +168,16 @@ def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
     )
     rows = tuple(
         (
-            _label(each.method),
-            "1" if each.method == result.reference else _speedup(each),
-            _interval(each.speedup),
-            f"{each.equal}/{each.compared}" if each.compared else NONE,
-            decimal(each.tokens_per_second or None),
-            f"{each.tokens_per_step:.2f}",
-            _milliseconds(each.first_seconds),
-            _milliseconds(each.step_median),
+            _label(figures.method),
+            "1" if figures.method == result.reference else _speedup(figures),
+            _interval(figures.speedup),
+            f"{figures.equal}/{figures.compared}" if figures.compared else NONE,
+            decimal(figures.tokens_per_second or None),
+            f"{figures.tokens_per_step:.2f}",
+            _milliseconds(figures.first_seconds),
+            _milliseconds(figures.step_median),
         )
-        for each in overall
+        for figures in overall
     )
     return Table("How fast", columns, rows).without_empty()
 
@@ -189,9 +189,9 @@ def _categories(result: Result) -> Iterator[Table]:
     what = "context" if "context" in result.conditions["sweep"] else "category"
     titles: dict[str, Callable[[Figures], str]] = {"Speed-up": _speedup}
     if what == "context":
-        titles["Milliseconds per step"] = lambda each: _milliseconds(each.step_median)
+        titles["Milliseconds per step"] = lambda figures: _milliseconds(figures.step_median)
     else:
-        titles["Tokens per step"] = lambda each: f"{each.tokens_per_step:.2f}"
+        titles["Tokens per step"] = lambda figures: f"{figures.tokens_per_step:.2f}"
     figures = [{f.method: f for f in figures_of(result, name)} for name in result.categories]
     names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
     columns = (_NAME, *names)
@@ -206,7 +206,7 @@ def _categories(result: Result) -> Iterator[Table]:
 
 
 def _conditions(result: Result) -> list[tuple[str, ...]]:
-    """Return what could explain the figures, a group of names and values in each row."""
+    """Return the conditions of the measurement, a group of names and values in each row."""
     machine = {**result.machine, "memory": format_bytes(result.machine["memory"])}
     groups: dict[str, Mapping[str, object]] = {
         "run": {"created": result.created, "seconds": result.seconds},
@@ -220,7 +220,7 @@ def _conditions(result: Result) -> list[tuple[str, ...]]:
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    """Return names and values in one line, without those that say nothing."""
+    """Return names and values in one line, without empty values."""
     shown = {
         name.replace("_", " "): decimal(value) if isinstance(value, float) else value
         for name, value in values.items()
@@ -235,12 +235,12 @@ def _label(name: str | None) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return text of the user's or of a model's on one line and without control characters."""
+    """Return a text on one line and without control characters."""
     return printable(" ".join(text.split())).strip()
 
 
 def decimal(value: float | None) -> str:
-    """Return a number with three significant digits, never in powers of ten."""
+    """Return a number with three significant digits, without an exponent."""
     if value is None or not math.isfinite(value):
         return NONE
     if value == 0.0:

@@ -26,7 +26,7 @@ FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 
 
 def describe_machine(session: Session) -> dict[str, Any]:
-    """Return what results say of the machine on which a session runs."""
+    """Describe the machine of a session for a result."""
     from ..models.device import details
     from ..profiles.user import versions_here
 
@@ -34,7 +34,7 @@ def describe_machine(session: Session) -> dict[str, Any]:
     return {
         "device": device.label,
         "kind": device.kind,
-        "memory": device.memory,  # bytes; 0 if unknown, as are `threads`
+        "memory": device.memory,  # bytes; like `threads`, 0 if unknown
         "threads": device.threads,
         "system": f"{platform.system()} {platform.machine()}",
         "driver": details(device).driver,
@@ -43,7 +43,7 @@ def describe_machine(session: Session) -> dict[str, Any]:
 
 
 def describe_model(session: Session) -> dict[str, Any]:
-    """Return what results say of the model of a session."""
+    """Describe the model of a session for a result."""
     loaded, shape = session.loaded, session.loaded.spec
     local = Path(loaded.name).is_dir()
     return {
@@ -52,7 +52,7 @@ def describe_model(session: Session) -> dict[str, Any]:
         "active": shape.active,  # parameters that one token uses
         "weights": shape.weights,
         "compute": shape.compute,
-        "context": session.decoder.max_context,  # the most tokens here
+        "context": session.decoder.max_context,  # the most tokens on this machine
         "attention": session.setup.attention.name,
         "captured": session.decoder.executor.overlaps,
     }
@@ -60,7 +60,7 @@ def describe_model(session: Session) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to decode that is measured."""
+    """A measured decoding method."""
 
     name: str  # unique in the result
     strategy: str
@@ -68,7 +68,7 @@ class Method:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is transformers' `generate`."""
+        """True if the method is transformers' `generate`."""
         return self.strategy in FOREIGN
 
 
@@ -82,10 +82,10 @@ class Run:
     contender: str  # the name of the method
     row: str
     category: str  # of the prompt; in a sweep over contexts, the length, such as "4096"
-    turn: int  # from 1 on, as is `repeat`
+    turn: int  # like `repeat`, starting at 1
     repeat: int
     prompt_tokens: int
-    prompt_digest: str  # of its token ids; equal where those are
+    prompt_digest: str  # a hash of its token ids
     tokens: int
     first_tokens: int  # of the first step
     steps: int
@@ -94,12 +94,12 @@ class Run:
     step_seconds: tuple[float, ...]  # of every step after the first
     accepted: Mapping[str, int]  # draft tokens by source
     peak_memory: int | None  # bytes on the GPU, or of the process; None if unknown
-    reason: str  # why it ended, as in `events.Reason`
+    reason: str  # as in `events.Reason`
     digest: str  # of the answer's token ids
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Answers of two methods are paired by this."""
+        """The key by which answers of two methods are paired."""
         return self.row, self.turn, self.repeat
 
     @property
@@ -115,7 +115,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:
-    """A row that was not measured, or a conversation that ended early, and why."""
+    """A row that was not measured, or a conversation that ended early, with the reason."""
 
     row: str
     reason: str
@@ -132,17 +132,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """The time of a step of one method by parts, after the first step of each answer."""
+    """The time of a method's steps after the first one of each answer, by part of a step."""
 
     contender: str  # the name of the method
     steps: int
-    # Per step, by part: "draft", "forward", "commit", "learn" and "text".
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float]  # per step: "draft", "forward", "commit", "learn" and "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A whole result, as in the JSON; `statistics.py` makes figures from the runs."""
+    """A whole result, as in the JSON; `statistics.py` computes figures from the runs."""
 
     schema: str
     created: str
@@ -151,7 +150,7 @@ class Result:
     reference: str | None  # the baseline of speed-ups and equality
     machine: Mapping[str, Any]
     model: Mapping[str, Any]
-    conditions: Mapping[str, Any]  # what was asked for
+    conditions: Mapping[str, Any]  # the options
     contenders: tuple[Method, ...]
     runs: tuple[Run, ...]
     skipped: tuple[SkippedRow, ...] = ()
@@ -160,7 +159,7 @@ class Result:
 
     @property
     def sampled(self) -> bool:
-        """Whether tokens are drawn: transformers draws them with other random numbers."""
+        """True if tokens are drawn, for which transformers uses other random numbers."""
         return bool(self.conditions["sampling"].get("temperature", 0.0) > 0.0)
 
     @property
@@ -176,12 +175,12 @@ class Result:
 
 
 def to_json(result: Result) -> str:
-    """Return a result as one line of ASCII, so that no name in it can drive a terminal."""
+    """Return a result as one line of ASCII, without control characters from names."""
     return json.dumps(asdict(result), allow_nan=False)
 
 
 def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:
-    """Settings of lookahead as results name them."""
+    """Return the settings of lookahead by their names in results."""
     window: dict[str, int | str] = {}
     if "trajectory" in config.sources:
         window = {"window": config.window, "ngram": config.ngram, "guesses": config.guesses}
@@ -189,10 +188,10 @@ def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:
 
 
 def sampling_shown(sampling: SamplingConfig) -> dict[str, int | float]:
-    """Values of sampling that are not the default; the seed where tokens are drawn."""
+    """Return the sampling values that are not the default, and the seed unless it is greedy."""
     usual = replace(SamplingConfig(), seed=sampling.seed)
-    found = {n: value for n, value in asdict(sampling).items() if value != getattr(usual, n)}
-    return found if sampling.greedy else {**found, "seed": sampling.seed}
+    changed = {n: value for n, value in asdict(sampling).items() if value != getattr(usual, n)}
+    return changed if sampling.greedy else {**changed, "seed": sampling.seed}
 
 
 def now() -> str:

@@ -1,4 +1,4 @@
-"""Our own strategies, timed step by step, and the answer that every method gives."""
+"""The interface of measured methods, and our own strategies, timed step by step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class RunInterrupted(Exception):
-    """Ctrl-C ended an answer before its end."""
+    """Ctrl-C interrupted an answer."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """One answer and when it came."""
+    """One answer with its times."""
 
     ids: list[int] = field(default_factory=list)
-    said: TextDelta = field(default_factory=TextDelta)  # its text, and the reasoning before that
+    delta: TextDelta = field(default_factory=TextDelta)  # the whole text and reasoning
     marks: list[float] = field(default_factory=list)  # seconds from the start to each step's end
     lengths: list[int] = field(default_factory=list)  # tokens of the answer at each mark
     widths: list[int] = field(default_factory=list)  # tokens fed by each step; empty if unknown
@@ -57,17 +57,17 @@ class MethodRunner(Protocol):
 
     @property
     def built(self) -> int:
-        """Steps compiled or captured so far, each of which takes as long as many steps."""
+        """The number of steps compiled or captured so far, which takes far longer than a step."""
 
     def begin(self) -> None:
-        """Make the next conversation start cold."""
+        """Start a conversation without cache and drafts."""
 
     def answer(self, prompt: list[int], cancelled: Callable[[], bool], /) -> Answer:
-        """Answer one prompt; `cancelled` is called after every step, and true ends the answer."""
+        """Answer one prompt; `cancelled` is called after every step, and True ends the answer."""
 
 
 class OwnRunner:
-    """One of our own strategies: that of the method, not that of the settings."""
+    """One of our own strategies, named by the method and not by the settings."""
 
     def __init__(self, method: Method, session: Session, settings: Settings) -> None:
         self.method = method
@@ -77,7 +77,7 @@ class OwnRunner:
 
     @property
     def built(self) -> int:
-        """CUDA graphs captured so far."""
+        """The number of CUDA graphs captured so far."""
         return self._session.decoder.executor.graphs_made
 
     def begin(self) -> None:
@@ -94,7 +94,7 @@ class OwnRunner:
                 answer.marks.append(time.perf_counter() - began)
                 answer.lengths.append(tally.tokens)
                 answer.widths.append(event.width)
-                # What the decoder did not use of a step's time went to the text.
+                # The rest of a step's time was spent on the text.
                 if len(answer.marks) > 1:
                     parts = dataclasses.asdict(event.times) if event.times else {}
                     rest = answer.marks[-1] - answer.marks[-2] - sum(parts.values())
@@ -102,6 +102,6 @@ class OwnRunner:
         if tally.reason == "memory":
             raise LadeError(f"out of memory after {tally.tokens} tokens of the answer")
         answer.ids, answer.accepted = tally.token_ids, tally.accepted
-        answer.said = TextDelta(tally.reasoning, tally.text)
+        answer.delta = TextDelta(tally.reasoning, tally.text)
         answer.reason = tally.reason or answer.reason
         return answer

@@ -25,7 +25,7 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One method on the prompts of one category, or on all of them; what is unknown is None."""
+    """The figures of one method on the prompts of one category or of all; None if unknown."""
 
     method: str
     tokens_per_step: float
@@ -38,11 +38,11 @@ class Figures:
 
 
 def figures_of(result: Result, category: str | None = None) -> list[Figures]:
-    """Figures of every method that has runs, in the order of the methods."""
+    """Return the figures of every method that has runs, in the order of the methods."""
     baseline = result.runs_of(result.reference, category) if result.reference else []
     # transformers draws other random numbers.
-    foreign = {each.name for each in result.contenders if each.foreign}
-    found = []
+    foreign = {method.name for method in result.contenders if method.foreign}
+    figures = []
     for method in result.contenders:
         if not (runs := result.runs_of(method.name, category)):
             continue
@@ -50,7 +50,7 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
         comparable = not (result.sampled and foreign & {method.name, result.reference})
         itself = method.name == result.reference
         equal, compared = equality(runs, baseline) if comparable and not itself else (0, 0)
-        found.append(
+        figures.append(
             Figures(
                 method=method.name,
                 tokens_per_step=tokens_per_step(runs),
@@ -62,16 +62,16 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
                 compared=compared,
             )
         )
-    return found
+    return figures
 
 
 def tokens_per_step(runs: Sequence[Run]) -> float:
-    """Completion tokens over steps."""
+    """Return completion tokens over steps."""
     return ratio(sum(run.tokens for run in runs), sum(run.steps for run in runs))
 
 
 def _rates(runs: Iterable[Run]) -> dict[str, float]:
-    """Tokens per second after the first step, by row: the median of its repeats."""
+    """Return tokens per second after the first step, by row: the median of its repeats."""
     sums: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
     for run in runs:
         if run.decoded:  # the turns of a conversation are added up
@@ -86,7 +86,7 @@ def _rates(runs: Iterable[Run]) -> dict[str, float]:
 def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Speedup | None:
     """Return the speed-up over the baseline; None without a row that both answered.
 
-    Answers that one side alone has, as when the other failed in a later turn, do not count.
+    Answers of only one side, as when the other failed in a later turn, do not count.
     """
     common = {run.key for run in runs if run.decoded} & {run.key for run in baseline if run.decoded}
     ours, theirs = (_rates(run for run in of if run.key in common) for of in (runs, baseline))
@@ -100,8 +100,8 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % confidence interval of the median of a population from a sample of it; None
     with fewer than 6 values.
 
-    It lies between two of the values and assumes nothing about their distribution: each value is
-    below the median as often as a coin shows heads.
+    Its ends are two of the values.  The distribution is arbitrary: each value is below the median
+    with probability 1/2 (the sign test).
     """
     count, tail, outside = len(ordered), 0.0, 0
     while outside < count:
@@ -113,9 +113,9 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
 
 
 def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
-    """Count answers equal to the baseline's, and answers compared: those to the same prompts.
+    """Return the number of answers equal to the baseline's, and of all answers to equal prompts.
 
-    In a conversation, prompts differ after the first answer that does.
+    In a conversation, prompts differ after the first different answer.
     """
     theirs = {(run.key, run.prompt_digest): run.digest for run in baseline}
     digests = [(run.digest, theirs.get((run.key, run.prompt_digest))) for run in runs]

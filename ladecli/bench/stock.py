@@ -1,4 +1,4 @@
-"""transformers' own `generate`, timed step by step: the baseline that is not our code."""
+"""transformers' own `generate` as an independent baseline, timed step by step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 LOOKUP = 10
-"""Tokens that transformers' prompt lookup proposes, as in its documentation."""
+"""The number of tokens that transformers' prompt lookup proposes, as in its documentation."""
 
 
 class StockRunner:
-    """`generate` as it is, with prompt lookup, or with a static cache and compiled steps.
+    """`generate` by itself, with prompt lookup, or with a static cache and compiled steps.
 
-    Of the model's generation config it takes what our own strategies take: all that ends a
-    text, logits processors, and the repetition penalty by way of the settings.
+    The generation config has the same effects as for our own strategies: the ends of texts, logits
+    processors, and the repetition penalty, which the settings contain.
 
     `room` is the estimated length of the static cache, for prompt and answer.
     """
@@ -40,8 +40,8 @@ class StockRunner:
         self.method = method
         self._session, self._settings = session, settings
         self._lookup = method.strategy == STOCK_LOOKUP
-        # One cache for all answers: torch compiles anew for another length, and on a GPU captures
-        # anew for another address.
+        # One cache for all answers: torch compiles again for another length, and on a GPU captures
+        # again for another address.
         self._cache: StaticCache | None = None
         if method.strategy == STOCK_COMPILED:
             self._make_cache(room)
@@ -52,11 +52,11 @@ class StockRunner:
 
     @property
     def built(self) -> int:
-        """Steps compiled so far: a text that is longer than any before it needs another."""
+        """The number of graphs compiled so far; a longer text than before needs another one."""
         return compilations() if self._cache is not None else 0
 
     def begin(self) -> None:
-        """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
+        """Free the memory of our own decoder, except captured steps, which are slow to create."""
         decoder = self._session.decoder
         decoder.forget(keep_memory=decoder.executor.overlaps)
 
@@ -65,12 +65,15 @@ class StockRunner:
         self._session.decoder.check_prompt(prompt)
         settings, model, length = self._settings, self._session.stock_model, len(prompt)
         config = _config(self._session, length, settings, self._lookup)
-        given: dict[str, Any] = {}
+        cache_arguments: dict[str, Any] = {}
         if self._cache is not None:
             if (needed := length + config.max_new_tokens) > self._room:
-                self._make_cache(needed + needed // 4)  # others may be a little longer still
+                self._make_cache(needed + needed // 4)  # later texts may be a little longer
             self._cache.reset()
-            given = {GENERATE_CACHE: self._cache, "compile_config": compile_config()}
+            cache_arguments = {
+                GENERATE_CACHE: self._cache,
+                "compile_config": compile_config(),
+            }
         stops = self._session.stops(settings)
         stream = TextStream(self._session.loaded.tokenizer, prompt, stops)
         steps = _Steps(cancelled, stream.feed if stops else None)
@@ -85,11 +88,11 @@ class StockRunner:
                 generation_config=config,
                 stopping_criteria=StoppingCriteriaList([steps.ended]),
                 streamer=steps,
-                **given,
+                **cache_arguments,
             )
         if self._cache is not None and not compilations():
             raise LadeError("transformers does not compile the steps of this model")
-        # Prompt lookup may go on after the end, and cuts the text afterwards.
+        # Prompt lookup may generate tokens after the end, and cuts the text afterwards.
         answer = steps.ids[: out.shape[1] - length]
         ended = bool(answer) and answer[-1] in (config.eos_token_id or ())
         reason: Reason = "eos" if ended and not steps.stopped else "stop"
@@ -99,18 +102,18 @@ class StockRunner:
             reason = "length"
         return Answer(
             ids=answer,
-            said=self._session.text_of(answer, prompt, settings),
+            delta=self._session.text_of(answer, prompt, settings),
             marks=[mark - began for mark in steps.marks],
-            lengths=[min(each, len(answer)) for each in steps.lengths],
+            lengths=[min(length, len(answer)) for length in steps.lengths],
             reason=reason,
         )
 
 
 class _Steps(BaseStreamer):  # type: ignore[misc]
-    """Notes the tokens of an answer (`ids`), how many there are after every step (`lengths`), and
-    when (`marks`).
+    """Records the tokens of an answer (`ids`), and their number (`lengths`) and the time (`marks`)
+    after every step.
 
-    `should_stop` is called with every token; if it is true, the text ends after that one.
+    `should_stop` is called with every token, and True ends the text after it.
     """
 
     def __init__(
@@ -124,7 +127,8 @@ class _Steps(BaseStreamer):  # type: ignore[misc]
         self._prompt_follows = True
 
     def put(self, tokens: Tensor) -> None:
-        """Note what a step yields.  The prompt comes before, and a step after the end may."""
+        """Record the tokens of a step; the first call has the prompt, and calls after the end are
+        ignored."""
         if self._prompt_follows or self.stopped or self.cancelled:
             self._prompt_follows = False
             return
@@ -138,15 +142,15 @@ class _Steps(BaseStreamer):  # type: ignore[misc]
         self.cancelled = self._is_cancelled()
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing, since no token is held back."""
 
     def ended(self, ids: Tensor, _scores: Any, **_: Any) -> Tensor:
-        """Whether the text ends here: [1]."""
+        """Return True, as a tensor [1], if the text ends here."""
         return torch.tensor([self.stopped or self.cancelled], device=ids.device)
 
 
 def compilations() -> int:
-    """Number of graphs that torch compiled in this process."""
+    """Return the number of graphs that torch compiled in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -158,14 +162,14 @@ def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> 
     stop_ids = session.stop_ids(settings)
     config = as_generate(loaded.defaults.config, settings.sampling, stop_ids)
     config.max_new_tokens = min(settings.max_new_tokens or longest, longest - prompt)
-    config.pad_token_id = 0  # there is nothing to pad, and without one transformers says so
+    config.pad_token_id = 0  # unused, but transformers warns if there is none
     config.prompt_lookup_num_tokens = LOOKUP if lookup else None
     config.use_cache = True
     return config
 
 
 def compile_config() -> CompileConfig:
-    """transformers' own, for devices too on which it does not compile by itself."""
+    """Return transformers' own config, also for devices on which it does not compile by default."""
     config = CompileConfig()
     config._compile_all_devices = True
     return config
@@ -173,7 +177,7 @@ def compile_config() -> CompileConfig:
 
 @contextmanager
 def _without_defaults(model: Any) -> Iterator[None]:
-    """Remove the model's own generation config, which would fill in what ours leaves open."""
+    """Remove the model's own generation config, whose values would fill the gaps of ours."""
     before = model.generation_config
     model.generation_config = GenerationConfig()
     try:

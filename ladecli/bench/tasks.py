@@ -1,4 +1,4 @@
-"""The tasks of methods: conversations of a suite, or passages of an exact length."""
+"""The tasks of a measurement: conversations of a suite, or passages of an exact length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..view.terminal import Terminal
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")
-"""Their source is a long text that every machine has, and repeats itself as texts do."""
+"""Modules whose source is a long and repetitive text that every machine has."""
 
 
 class Passage:
@@ -36,7 +36,7 @@ class Passage:
         self._ids, self._context = ids, context
 
     def first(self) -> list[int]:
-        """Return the ids of the prompt; `PromptError` if the context has no room for them."""
+        """Return the ids of the prompt; `PromptError` if they do not fit into the context."""
         if self.room > self._context:
             raise PromptError(
                 f"with its answer it has more than the context's {self._context:,}; {MORE_ROOM}"
@@ -44,7 +44,7 @@ class Passage:
         return self._ids
 
     def hold(self, answer: Callable[[int, list[int]], TextDelta]) -> None:
-        """Hold the only turn; see `Dialogue.hold`."""
+        """Run the only turn; see `Dialogue.hold`."""
         answer(1, self._ids)
 
 
@@ -59,8 +59,7 @@ def make_dialogues(
     terminal: Terminal,
     new_tokens: int = 1,
 ) -> tuple[list[Dialogue], list[SkippedRow]]:
-    """Make the dialogues of rows, list the rows that cannot be read, and say what is special about
-    them."""
+    """Return the dialogues of rows and the unusable rows, and print notices about them."""
     template = request.template(session.has_template)
     dialogues = [Dialogue(session, row, request.system, template, new_tokens) for row in rows]
     usable = split_usable(dialogues)
@@ -69,12 +68,12 @@ def make_dialogues(
 
 
 def make_passages(
-    session: Session, lengths: Sequence[int], each: int, new_tokens: int
+    session: Session, lengths: Sequence[int], count: int, new_tokens: int
 ) -> list[BenchTask]:
-    """`each` passages of every length in tokens, which begin at different places of one text."""
+    """Return `count` passages of every length in tokens, from different positions of one text."""
     ids = session.encode("\n".join(inspect.getsource(importlib.import_module(m)) for m in MODULES))
-    # Where a passage begins does not depend on its length.
-    starts = [number * len(ids) // each for number in range(each)]
+    # The start of a passage does not depend on its length.
+    starts = [number * len(ids) // count for number in range(count)]
     while len(ids) < starts[-1] + max(lengths):
         ids = ids + ids
     return [
@@ -85,10 +84,10 @@ def make_passages(
 
 
 def split_usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[SkippedRow]]:
-    """Split tasks into those whose first prompt can be read, and the others with the reason.
+    """Split tasks into those whose first prompt is valid, and the others with the reason.
 
     Raises:
-        UsageError: no prompt can be read.
+        UsageError: no prompt is valid.
     """
     usable: list[_Task] = []
     skipped: list[SkippedRow] = []

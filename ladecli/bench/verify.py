@@ -50,8 +50,8 @@ def run(request: VerifyRequest) -> int:
     """Compare with plain decoding and print the result.
 
     Returns:
-        The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
-        does not, or if nothing could be compared; 130 after Ctrl-C.
+        The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if a
+        divergence is unexplained, or nothing could be compared; 130 after Ctrl-C.
     """
     began = time.perf_counter()
     rows = suites.some(suites.load(request.prompts, offline=request.offline), request.limit)
@@ -84,7 +84,7 @@ def run(request: VerifyRequest) -> int:
 
 
 def _as_object(result: Comparison, session: Session, request: VerifyRequest) -> dict[str, Any]:
-    """Return the JSON object but for the time; its keys are part of the interface."""
+    """Return the JSON object without the time; its keys are part of the interface."""
     return {
         "schema": SCHEMA,
         "created": now(),
@@ -106,7 +106,7 @@ def _as_object(result: Comparison, session: Session, request: VerifyRequest) -> 
 
 @dataclass(frozen=True, slots=True)
 class SpelledToken:
-    """A token id with its text, which is quoted and has no control characters."""
+    """A token id with its text, quoted and without control characters."""
 
     id: int
     text: str
@@ -117,11 +117,11 @@ class Divergence:
     """The first token at which an answer differs from plain decoding's."""
 
     row: str
-    turn: int  # from 1 on, as is `position`
+    turn: int  # like `position`, starting at 1
     position: int
     plain: SpelledToken | None  # plain decoding's; None if its answer ended
     other: SpelledToken | None  # the strategy's; None if its answer ended
-    width: int  # of the step that yielded the strategy's
+    width: int  # of the step that yielded the strategy's token
     gap: float | None = None  # as in `LogitGap`; None if an answer ended or memory ran out
     distance: float | None = None
     noise: float | None = None
@@ -150,13 +150,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class AnswerComparison:
-    """One answer beside plain decoding's."""
+    """The comparison of one answer with plain decoding's."""
 
     row: str
     category: str
     turn: int
     prompt_tokens: int
-    tokens: int  # compared: all, or up to and with the first that differs
+    tokens: int  # compared tokens: all, or up to and including the first different one
     steps: int
     reason: Reason
     divergence: Divergence | None
@@ -164,33 +164,33 @@ class AnswerComparison:
 
 @dataclass(slots=True)
 class Comparison:
-    """Answers compared token by token."""
+    """The comparison of all answers, token by token."""
 
     settings: dict[str, int | str]  # of the strategy
     sampling: dict[str, int | float]  # values that are not the default
     answers: list[AnswerComparison] = field(default_factory=list)
-    skipped: list[SkippedRow] = field(default_factory=list)  # rows, or the rest of one, unanswered
+    skipped: list[SkippedRow] = field(default_factory=list)
     interrupted: bool = False  # by Ctrl-C
 
     @property
     def divergences(self) -> list[Divergence]:
-        """The divergences of all answers; those that rounding does not explain come first."""
+        """The divergences of all answers, the unexplained ones first."""
         divergences = [answer.divergence for answer in self.answers if answer.divergence]
         return sorted(divergences, key=lambda divergence: divergence.explained)
 
     @property
     def unexplained(self) -> int:
-        """Divergences that rounding does not explain."""
+        """The number of divergences that rounding does not explain."""
         return sum(not divergence.explained for divergence in self.divergences)
 
     @property
     def tokens(self) -> int:
-        """Tokens compared."""
+        """The number of compared tokens."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
     def passed(self) -> bool:
-        """Whether tokens were compared, and rounding explains every divergence."""
+        """True if tokens were compared, and rounding explains every divergence."""
         return self.tokens > 0 and not self.unexplained
 
     @property
@@ -211,8 +211,8 @@ class Comparison:
 class Verifier:
     """Decodes prompts with the strategy of a request and with plain decoding.
 
-    `cancelled` is called after every step, and true ends the work; `advance` is called with the
-    number of answers that were decoded.
+    `cancelled` is called after every step, and True ends the work; `advance` is called with the
+    number of further decoded answers.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Verifier:
             self._shown |= lookahead_shown(self._settings.lookahead)
 
     def compare(self, dialogues: Sequence[Dialogue]) -> Comparison:
-        """Compare answers token by token; out of memory, the rest of a dialogue is skipped."""
+        """Compare answers token by token; if memory runs out, the rest of a dialogue is skipped."""
         result = Comparison(self._shown, sampling_shown(self._settings.sampling))
         for dialogue in dialogues:
             try:
@@ -260,15 +260,15 @@ class Verifier:
     def _compare_turns(self, dialogue: Dialogue) -> Iterator[AnswerComparison]:
         """Compare a conversation turn by turn, up to the first divergence.
 
-        The strategy holds all of it first, so that its cache is reused from turn to turn as in a
-        chat; plain decoding reads every prompt anew.
+        The strategy answers all turns first, so that its cache is reused from turn to turn as in a
+        chat; plain decoding reads every prompt from the start.
         """
         self._session.start_over()
         answers: list[tuple[list[int], Answer]] = []
 
         def reply(_turn: int, prompt: list[int]) -> TextDelta:
             answers.append((prompt, self._answer(prompt, self._settings)))
-            return answers[-1][1].said
+            return answers[-1][1].delta
 
         dialogue.hold(reply)
         for turn, (prompt, answer) in enumerate(answers, start=1):
