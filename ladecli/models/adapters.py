@@ -1,4 +1,4 @@
-"""LoRA adapters: small weights that change those of another model, their base.  No torch.
+"""LoRA adapters: small weights that modify those of another model, the base.  No torch.
 
 An adapter is a folder, or a repository on the hub, with adapter_config.json in place of
 config.json.
@@ -24,24 +24,24 @@ class Adapter:
 
     @property
     def base(self) -> str | None:
-        """The model that it was made for; a folder may be one of another machine."""
+        """The base model; if it is a folder, that may be on another machine."""
         return self.stated.get("base_model_name_or_path") or None
 
     @property
     def kind(self) -> str:
-        """In words: "LoRA of rank 8"."""
+        """A description such as "LoRA of rank 8"."""
         kind = str(self.stated.get("peft_type") or "unknown").replace("LORA", "LoRA")
         rank = self.stated.get("r")
         return f"{kind} of rank {rank}" if rank else kind
 
     @property
     def brings_tokenizer(self) -> bool:
-        """Whether a tokenizer lies beside it, which may have tokens or a template of its own."""
+        """True if the folder has a tokenizer, which may have its own tokens or template."""
         return any(any(self.folder.glob(pattern)) for pattern in TOKENIZERS)
 
     @property
     def fault(self) -> str | None:
-        """Why it can be merged into no model, to be said after its name, or None."""
+        """The reason why the adapter cannot be merged into any model, or None."""
         if not self.stated.get("peft_type"):
             return f"has a damaged {ADAPTER} (no peft_type); download or copy it again"
         if "num_virtual_tokens" in self.stated:
@@ -61,7 +61,7 @@ class Adapter:
         return None
 
     def check(self) -> None:
-        """Refuse with a LoadError an adapter that cannot be merged, whatever its base is."""
+        """Raise a LoadError if the adapter cannot be merged into any model."""
         if self.fault:
             raise LoadError(f"{self.name} {self.fault}")
         if version("peft") is None:

@@ -1,4 +1,5 @@
-"""What the files of a checkpoint hold beside the weights that a model reads as they are."""
+"""Special content of checkpoints: weights without a place in the model, FP8 weights, and embeddings
+of adapters."""
 
 from __future__ import annotations
 
@@ -18,29 +19,30 @@ from . import model_files
 from .adapters import Adapter
 
 BLOCK = 128
-"""Rows and columns of a block of FP8 weights with one scale, if the configuration names no size."""
+"""The rows and columns of a block of FP8 weights with one scale, if the configuration states none.
+"""
 _NUMBER = re.compile(r"\d+")
 _TABLES = frozenset({"inv_freq", "masked_bias", "causal_mask", "position_ids"})
-"""Names of tensors that models once saved and now compute."""
+"""Names of tensors that models formerly saved and now compute."""
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
-"""Ends of the names of scales that have no effect on activations, keys and values in full."""
+"""Suffixes of scales that do not matter to unquantised activations, keys and values."""
 
 
 def check_unread(
     name: str, model: Any, unexpected: Iterable[str], paths: Sequence[Path]
 ) -> Iterator[str]:
-    """Yield a line about weights that a model leaves out and does not need.
+    """Yield a line about unread weights that the model does not need.
 
     Args:
         name: of the model.
-        model: as transformers made it.
-        unexpected: names of weights in its files that the model has no place for.
-        paths: of its files of weights, as far as they are on this machine.
+        model: as built by transformers.
+        unexpected: names of weights in its files without a place in the model.
+        paths: its files of weights on this machine.
 
     Raises:
-        LoadError: such a weight belongs to a layer, or another module, that the model has, and
-            would change the text.
+        LoadError: such a weight belongs to a layer or another module of the model, and would change
+            the text.
     """
     modules = dict(model.named_modules())
     read = {_NUMBER.sub("N", key) for key, _ in model.named_parameters()}
@@ -74,8 +76,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _owner(key: str, modules: dict[str, Any], prefix: str) -> bool | None:
-    """Return whether a weight would change what a module of the model computes; None if it belongs
-    to none of them.
+    """Return True if a weight would change the output of a module of the model; None if it belongs
+    to no module.
 
     Args:
         key: the weight's name; files of the inner model lack a prefix.
@@ -97,7 +99,7 @@ def _owner(key: str, modules: dict[str, Any], prefix: str) -> bool | None:
 
 
 def _is_zero(key: str, paths: Sequence[Path]) -> bool:
-    """Return whether a weight is a bias of zeros, as some tools write them."""
+    """Return True if a weight is a bias of zeros, which some tools write."""
     for path in paths if key.endswith("bias") else ():
         with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
             if key in file.keys():  # noqa: SIM118, not a dict
@@ -106,15 +108,15 @@ def _is_zero(key: str, paths: Sequence[Path]) -> bool:
 
 
 def plain_tensors(folder: Path, dtype: torch.dtype, block: Sequence[int]) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint in FP8 by name, with its weights as plain ones.
+    """Return all tensors of an FP8 checkpoint by name, with plain weights.
 
     Args:
         folder: with safetensors files.
-        dtype: of the weights that were in FP8.
-        block: rows and columns of a weight that share a scale, if a scale has such blocks.
+        dtype: of the converted weights.
+        block: the rows and columns of a block with one scale, for scales of blocks.
 
     Raises:
-        LoadError: the shape of a scale does not go with that of its weight.
+        LoadError: the shape of a scale does not fit that of its weight.
     """
     tensors: dict[str, Tensor] = {}
     for path in model_files.weight_files(folder):
@@ -137,15 +139,15 @@ def plain_tensors(folder: Path, dtype: torch.dtype, block: Sequence[int]) -> dic
 
 
 def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
-    """Return a scale that can be multiplied with a weight of a shape: it may be one number, or have
-    one for each matrix, row, group of rows or block."""
+    """Return a scale in a form that can be multiplied with a weight of a shape; it may be a single
+    number, or have one for each matrix, row, group of rows or block."""
     # Bytes are exponents, as in MXFP8.
     scale = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
     if scale.numel() == 1:
         return scale.reshape(())
-    if scale.ndim > len(shape):  # blocks side by side: [blocks, 1, blocks, 1]
+    if scale.ndim > len(shape):  # [blocks, 1, blocks, 1]
         scale = scale.squeeze()
-    if scale.ndim < len(shape):  # no column of its own
+    if scale.ndim < len(shape):  # without columns
         whole = len(shape) == 3 and scale.shape == shape[:1]
         scale = scale[:, None, None] if whole else scale[..., None]
     for axis in (-2, -1):
@@ -158,8 +160,8 @@ def _spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor
 
 
 def fit_embeddings(model: Any, adapter: Adapter) -> None:
-    """Give a model as many embeddings as an adapter has saved or trained, which may come with
-    tokens of its own; the model may be without weights."""
+    """Resize the embeddings of a model, with or without weights, to those of an adapter, which may
+    have additional tokens."""
     from peft import load_peft_weights
 
     ends = [e for e in (model.get_input_embeddings(), model.get_output_embeddings()) if e]

@@ -1,4 +1,4 @@
-"""Read the configuration of a model that was found, and build the model without weights."""
+"""Read the configuration of a model, and build the model without weights."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from .find import ModelFiles, read_downloaded
 from .gguf_header import parts_of, quick_gguf
 
 _READ_BY_TEXT = {"gemma3n"}
-"""Families whose text class reads the weights of the whole model, which needs more packages."""
+"""Families that need the text class to read the whole model's weights; the full class would need
+more packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A model's files and configuration, before it is decided where the model goes."""
+    """A model's files and configuration, before its placement is decided."""
 
     files: ModelFiles
     config: Any  # of transformers
     facts: ModelFacts
-    packing: str | None  # how its weights are quantised, as far as its files tell
+    packing: str | None  # the quantisation method of its weights, if it is known from the files
 
     @property
     def name(self) -> str:
@@ -47,9 +48,9 @@ class ModelDescription:
 
 
 def describe(files: ModelFiles, *, progress: bool = True) -> ModelDescription:
-    """Read the configuration of a model, which is downloaded if need be.
+    """Read the configuration of a model, downloading it if necessary.
 
-    `progress` is whether a download shows a bar on stderr.
+    With `progress`, a download shows a bar on stderr.
 
     Raises:
         LoadError: the configuration cannot be read, or needs code that is not allowed.
@@ -94,11 +95,11 @@ def empty_model(config: Any, hub_options: Mapping[str, Any]) -> Any:
     `hub_options` are keywords for finding the model's own code, among them
     `trust_remote_code`; without that, only transformers' code is run.
     """
-    # Building fills in what the configuration leaves open: that of a live model must not change.
+    # A copy, since building fills gaps of the configuration, which may belong to a live model.
     config = copy.deepcopy(config)
     with torch.device("meta"):
         if (own := own_code(config, hub_options)) is not None:
-            # `from_config` would run the newest code, whatever the revision.
+            # `from_config` would ignore the revision and run the newest code.
             others = {
                 name: value for name, value in hub_options.items() if name != "trust_remote_code"
             }
@@ -110,25 +111,25 @@ def empty_model(config: Any, hub_options: Mapping[str, Any]) -> Any:
 
 
 def own_code(config: Any, hub_options: Mapping[str, Any]) -> str | None:
-    """Return where a model's own class is, if it has one and its code may be run."""
+    """Return the reference to a model's own class, if it has one and its code may be run."""
     own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     return own if hub_options.get("trust_remote_code") else None
 
 
 def model_class(config: Any) -> tuple[Any, Any]:
-    """Return the class of transformers that loads a configuration's model, and the configuration
-    that it takes.  The class has a text decoder alone, without what sees or hears.
+    """Return the class of transformers for a configuration, and the configuration that it accepts.
+    The class has only a text decoder, without the parts for images and audio.
 
     Raises:
-        UnsupportedModelError: no class continues a text.
+        UnsupportedModelError: no class generates text.
     """
     text = config.get_text_config(decoder=True)
     mappings = (
         transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
         transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING,
     )
-    asked = text if config.model_type in _READ_BY_TEXT else config
-    kinds = [mapping[type(asked)] for mapping in mappings if type(asked) in mapping]
+    key = type(text if config.model_type in _READ_BY_TEXT else config)
+    kinds = [mapping[key] for mapping in mappings if key in mapping]
     kinds += [getattr(transformers, name, None) for name in config.architectures or ()]
     for kind in kinds:
         if hasattr(kind, "generate"):
@@ -143,26 +144,26 @@ def model_class(config: Any) -> tuple[Any, Any]:
 
 @cache
 def _text_alone(kind: Any) -> Any:
-    """Return a class of transformers without all that its text decoder does not need, so that the
-    weights of other parts are never read."""
+    """Return a class of transformers with only its text decoder, so that the weights of other parts
+    are never read."""
 
     def build(self: Any, *args: Any, **keywords: Any) -> None:
         kind.__init__(self, *args, **keywords)
         removed = _remove_others(self, (self.get_decoder(), self.get_output_embeddings()))
         self._keys_to_ignore_on_load_unexpected.update(rf"(^|\.){name}\." for name in removed)
 
-    # transformers looks up by the name of a class how the weights of older files are called.
+    # The name stays, since transformers looks up renamed weights of older files by it.
     return type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
 
 
 def _remove_others(module: Any, kept: Sequence[Any]) -> list[str]:
-    """Remove the parts of a module that neither are nor hold one of those that are kept; return
-    their names."""
+    """Remove the submodules that neither are nor contain one of those that are kept; return their
+    names."""
     removed = []
     for name, part in [*module.named_children()]:
         if part in kept:
             continue
-        if any(one in kept for one in part.modules()):
+        if any(module in kept for module in part.modules()):
             removed += _remove_others(part, kept)
         else:
             setattr(module, name, None)
@@ -179,9 +180,9 @@ def reading(files: ModelFiles) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def loading(files: ModelFiles, progress: bool, part: str = "") -> Iterator[None]:
-    """Keep the libraries' own output out of the terminal, but for the bars of downloads if asked;
-    turn errors of loading a model, or a part of it, into one line each."""
-    # This hides the hub's bars along with those of loading weights.
+    """Hide the output of libraries, except download bars with `progress`, and turn errors into one
+    line each; `part` is the part of the model that is loaded."""
+    # The hub's bars are hidden together with those of loading weights.
     transformers.utils.logging.disable_progress_bar()
     if progress:
         enable_progress_bars()
@@ -213,7 +214,7 @@ def loading(files: ModelFiles, progress: bool, part: str = "") -> Iterator[None]
 
 @contextlib.contextmanager
 def merging(adapter: Adapter, base: str) -> Iterator[None]:
-    """Turn an error of peft's into one line; memory that ran out is for others."""
+    """Turn an error of peft's into one line; out-of-memory errors pass through."""
     try:
         yield
     except Exception as error:

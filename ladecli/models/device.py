@@ -1,6 +1,6 @@
-"""What hardware is here, how much of its memory is free, and how fast it is.
+"""The hardware of this machine, its free memory and its speed.
 
-Torch is imported where it is first asked: the memory of a machine without a GPU needs none.
+Torch is imported on first use, since a machine without a GPU can often be described without it.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Device:
     """A device that a model can run on."""
 
     kind: str  # "cpu", "cuda" or "mps"
-    torch_name: str  # as torch wants it, "cuda:1" for example
+    torch_name: str  # such as "cuda:1"
     label: str  # the name of the GPU, or of the processor
-    memory: int = 0  # bytes that programs can have in all; 0 if unknown
-    threads: int = 0  # that torch computes with on a CPU; 0 elsewhere, or if unknown
+    memory: int = 0  # bytes available to programs in total; 0 if unknown
+    threads: int = 0  # torch's threads on a CPU; 0 elsewhere, or if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What else is known about a device; what cannot be found out is None or 0."""
+    """Further properties of a device; unknown ones are None or 0."""
 
     driver: str | None
     capability: str | None  # "9.0" on an NVIDIA GPU, "gfx942" on one of AMD's
@@ -65,10 +65,10 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The two rates of a device that settings are derived from, per second."""
+    """The two rates of a device from which settings are derived, per second."""
 
     bandwidth: float  # bytes of memory
-    arithmetic: float  # dense operations in the type of the products; a sum is one as well
+    arithmetic: float  # dense operations in the type of the products; additions count, too
 
 
 def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:
@@ -77,15 +77,14 @@ def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]
 
 
 def set_variables() -> None:
-    """Set what torch reads when it is imported, or uses a GPU, as far as the user has not."""
+    """Set environment variables for torch, except those that the user has set."""
     if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        # Weights are joined after loading; without this the parts would leave holes in memory
-        # that nothing fits into.
+        # Joining weights after loading would otherwise leave unusable holes in memory.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Threads of a step wait for one another in loops of this many turns, some 0.1 ms, and then
-        # sleep.  By default they turn for milliseconds, while the one that is waited for cannot
-        # run where another program keeps its core busy: a chat had a tenth of its speed.
+        # Threads that wait for each other spin for this many rounds, about 0.1 ms, before sleeping.
+        # By default they spin for milliseconds, which blocks the thread they wait for if another
+        # program keeps a core busy: a chat had a tenth of its speed.
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     if cpu_quota():  # torch counts the cores that it sees
         os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
@@ -112,10 +111,8 @@ def detect(name: str = "auto") -> Device:
 
 
 def predict_device(name: str = "auto") -> Device | None:
-    """Return the device that `detect` will find, or refuse as it will; None if only torch knows.
-
-    The number of threads that torch computes with is left out.
-    """
+    """Return the device that `detect` will return, without its number of threads, or raise the same
+    error; None if only torch can tell."""
     kind = name.partition(":")[0]
     linux = platform.system() == "Linux"
     if kind == "mps" and platform.system() != "Darwin":
@@ -128,7 +125,7 @@ def predict_device(name: str = "auto") -> Device | None:
 
 
 def present() -> list[Device]:
-    """Return every device that torch can compute with, the one that `detect` prefers first."""
+    """Return every device that torch can use, the one that `detect` prefers first."""
     first = detect()
     others = range(1, torch.cuda.device_count()) if first.kind == "cuda" else ()
     processor = [] if first.kind == "cpu" else [detect("cpu")]
@@ -136,23 +133,23 @@ def present() -> list[Device]:
 
 
 def free_memory(device: Device) -> int:
-    """Return the bytes that this process could still allocate on a device, about now."""
+    """Return the number of bytes that this process can currently allocate on a device."""
     if device.kind == "cuda":
         free, _ = torch.cuda.mem_get_info(device.torch_name)
-        # What torch holds without using it, it gives to the next tensor.
+        # Memory that torch has reserved but not used is free for the next tensor.
         idle = torch.cuda.memory_reserved(device.torch_name)
         idle -= torch.cuda.memory_allocated(device.torch_name)
         return int(free + max(idle, 0))
     available = int(psutil.virtual_memory().available)
     if device.kind == "mps":
-        # The GPU shares the processor's memory and may have a part of it.
+        # The GPU shares the processor's memory, and may use only a part of it.
         allowed = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return max(min(allowed, available), 0)
     return min([available, *(max(limit - used, 0) for limit, used in _memory_limits())])
 
 
 def watch_peak(device: Device) -> None:
-    """Let `peak_memory` count from here on."""
+    """Restart the count of `peak_memory`."""
     if device.kind == "cuda":
         torch.cuda.reset_peak_memory_stats(device.torch_name)
     elif device.kind == "cpu":
@@ -163,7 +160,7 @@ def watch_peak(device: Device) -> None:
 def peak_memory(device: Device) -> int | None:
     """Return the most bytes in use since `watch_peak`; None if they are not counted.
 
-    A GPU counts those of tensors, and a CPU under Linux the resident ones of the whole process.
+    On a GPU these are bytes of tensors, on a CPU under Linux the resident set of the whole process.
     """
     if device.kind == "cuda":
         return int(torch.cuda.max_memory_allocated(device.torch_name))
@@ -172,7 +169,7 @@ def peak_memory(device: Device) -> int | None:
 
 
 def details(device: Device) -> Details:
-    """Return what else is known about a device."""
+    """Return further properties of a device."""
     cores = psutil.cpu_count(logical=False) or 0
     if device.kind != "cuda":
         return Details(None, None, cores)
@@ -180,15 +177,15 @@ def details(device: Device) -> Details:
     if torch.version.hip is not None:
         driver = _read(Path("/sys/module/amdgpu/version"))
         return Details(driver or None, properties.gcnArchName.partition(":")[0], cores)
-    # One line for each GPU, all the same.
+    # The output has the same line for each GPU.
     driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     capability = f"{properties.major}.{properties.minor}"
     return Details(driver.partition("\n")[0] or None, capability, cores)
 
 
 def gpu_build() -> str | None:
-    """Return what torch was built for, "CUDA 13.0" or "ROCm 7.0"; None if it is for CPUs only, or
-    for a Mac, whose GPU needs no build of its own."""
+    """Return torch's GPU support, "CUDA 13.0" or "ROCm 7.0"; None for a build for CPUs, or for a
+    Mac, whose GPU needs no special build."""
     if torch.version.hip is not None:
         return f"ROCm {torch.version.hip}"
     return None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
@@ -203,13 +200,13 @@ def _gpu(number: int) -> Device:
 
 
 def _processor() -> Device:
-    """Return the processor, without the number of threads that torch computes with."""
+    """Return the processor, without torch's number of threads."""
     total = min([int(psutil.virtual_memory().total), *(limit for limit, _ in _memory_limits())])
     return Device("cpu", "cpu", _processor_name(), total)
 
 
 def _processor_name() -> str:
-    """Return the processor's own name, "Apple M2 Max" for example."""
+    """Return the name of the processor, such as "Apple M2 Max"."""
     if platform.system() == "Darwin":
         name = output("sysctl", "-n", "machdep.cpu.brand_string")
     else:
@@ -228,9 +225,9 @@ def cores() -> int:
 
 
 def cpu_quota() -> int | None:
-    """Return how many cores' time this process may use, at least 1; None if no group limits it.
+    """Return the CPU quota of this process in cores, at least 1; None if no cgroup limits it.
 
-    More threads would wait for one another while the system lets none of them run.
+    With more threads than that, the system would pause all of them while they wait for each other.
     """
     quotas = (re.fullmatch(r"(\d+) (\d+)", _read(group / "cpu.max")) for group in _groups())
     return min((max(int(quota[1]) // int(quota[2]), 1) for quota in quotas if quota), default=None)
@@ -239,18 +236,18 @@ def cpu_quota() -> int | None:
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """Yield the limit and the use in bytes of every memory-limited cgroup of this process.
 
-    A container sees the whole machine's memory and is killed beyond that of its group.
+    A container sees the whole machine's memory, but is killed if it exceeds the limit of its group.
     """
     for group in _groups():
         limit, used = _read(group / "memory.max"), _read(group / "memory.current")
         if limit.isdecimal() and used.isdecimal():
-            # Cached files count as used, and give way when memory is wanted.
+            # Cached files count as used, although the system frees them on demand.
             cached = re.search(r"^inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             yield int(limit), max(int(used) - (int(cached[1]) if cached else 0), 0)
 
 
 def _groups() -> list[Path]:
-    """Return the folders of this process's cgroup (of version 2), and of all above it."""
+    """Return the folders of this process's cgroup (version 2) and of its parents."""
     path = re.search(r"^0::/(.*)$", _read(_PROCESS / "cgroup"), re.MULTILINE)
     # Inside a container, folders of the host are missing.
     own = _CGROUPS / path[1] if path else _CGROUPS
@@ -258,7 +255,7 @@ def _groups() -> list[Path]:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file of the system; "" if there is none."""
+    """Return the text of a system file; "" if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -266,7 +263,7 @@ def _read(path: Path) -> str:
 
 
 def output(*command: str) -> str:
-    """Return what a program of the system prints; "" if it does not work."""
+    """Return the output of a system program; "" if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):

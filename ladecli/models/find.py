@@ -39,30 +39,30 @@ DEMO = "demo"
 _PAGE = re.compile(
     r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#:]+)(?:/tree/main/?|[?#:].*)?"
 )
-"""The address of a model on the hub, or what Ollama calls it: with a tag after a colon."""
+"""The address of a model on the hub, or Ollama's form of it with a tag after a colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model is, and what its files say: all that is known of it without torch."""
+    """The location of a model and the content of its files, read without torch."""
 
     name: str  # the MODEL argument
     options: ModelOptions  # of the user, but with the revision of the base
-    base: str  # the model that holds most weights: MODEL itself, or what an adapter was made for
+    base: str  # MODEL itself, or the model for which an adapter was made
     source: str  # its folder, or its name on the hub
-    local_only: bool  # whether nothing is fetched from the hub
+    local_only: bool  # nothing is fetched from the hub
     folder: Path | None = None  # with config.json or a GGUF file, if that is on this machine
-    gguf: str | None = None  # the name of the GGUF file that holds it
+    gguf: str | None = None  # the name of the GGUF file, if the model is one
     header: GGUFHeader | None = None  # of that file
     config: Config | None = None  # its config.json
-    weights: tuple[Path, ...] = ()  # its files of weights, whether they are here or not
-    tensors: tuple[Tensor, ...] = ()  # in those of safetensors that are here
+    weights: tuple[Path, ...] = ()  # its files of weights, on this machine or not
+    tensors: tuple[Tensor, ...] = ()  # those of safetensors files on this machine
     adapters: tuple[Adapter, ...] = ()  # to be merged into it, in this order
     tokenizer: Path | None = None  # an adapter's folder, whose tokenizer replaces the base's
 
     @property
     def hub_options(self) -> dict[str, Any]:
-        """Options of those calls of transformers that may ask the hub."""
+        """The options for calls of transformers that may access the hub."""
         return {
             **({"gguf_file": self.gguf} if self.gguf else {}),
             "revision": self.options.revision,
@@ -71,7 +71,7 @@ class ModelFiles:
         }
 
     def chat_templates(self) -> dict[str, str] | None:
-        """Return the chat templates by name; None if it is not known yet which there are."""
+        """Return the chat templates by name; None if they are not known yet."""
         if self.tokenizer is None and self.header is not None:
             return self.header.chat_templates
         folder = self.tokenizer or (self.folder if self.config else None)
@@ -82,12 +82,12 @@ class ModelFiles:
 
 
 def find(options: ModelOptions) -> ModelFiles:
-    """Find a model and its adapters, and refuse what cannot be loaded, as far as files tell.
+    """Find a model and its adapters, and check their files.
 
     Adapters that are not on this machine are downloaded.  A model that is not must be on the hub.
 
     Raises:
-        LoadError: there is no such model, or it is damaged; the message says what helps.
+        LoadError: there is no such model, or it is damaged; the message has the fix.
     """
     name, revision = options.name, options.revision
 
@@ -129,7 +129,7 @@ def find(options: ModelOptions) -> ModelFiles:
 
 
 def _in_cache(files: ModelFiles, online: Callable[[], bool]) -> ModelFiles:
-    """Return the files of a model on the hub with those that are in the cache."""
+    """Complete the files of a model on the hub with those in the cache."""
     from . import hub
 
     name, source, options = files.base, files.source, files.options
@@ -145,10 +145,10 @@ def _in_cache(files: ModelFiles, online: Callable[[], bool]) -> ModelFiles:
 
 
 def resolve(name: str) -> str:
-    """Return the folder, the GGUF file, or the name on the hub, that a MODEL argument stands for.
+    """Return the folder, the GGUF file, or the name on the hub of a MODEL argument.
 
     Raises:
-        LoadError: the path does not exist, or is no model.
+        LoadError: the path does not exist, or is not a model.
     """
     if name == DEMO:
         return str(Path(__file__).parents[1] / "demo")
@@ -169,13 +169,13 @@ def resolve(name: str) -> str:
 
 
 def absolute(name: str) -> str:
-    """Return a MODEL argument as it is understood from any folder."""
+    """Return a MODEL argument that is valid in any folder."""
     path = expanded(name)
     return str(path.absolute()) if name != DEMO and path.exists() else name
 
 
 def _find_adapter(name: str, revision: str | None, online: Callable[[], bool]) -> Adapter | None:
-    """Return the adapter that a name stands for; None if it is a model, or unknown."""
+    """Return the adapter of a name; None if the name is a model's, or unknown."""
     source = resolve(name)
     folder: Path | None = Path(source)
     if not Path(source).exists():
@@ -188,7 +188,7 @@ def _find_adapter(name: str, revision: str | None, online: Callable[[], bool]) -
 
 
 def _base_of(adapter: Adapter) -> str:
-    """Return the model that an adapter was made for; LoadError if that is not named or not here."""
+    """Return the base model of an adapter; LoadError if it is not named or not on this machine."""
     fix = f"name its base: lade chat BASE --adapter {adapter.name}"
     if adapter.base is None:
         raise LoadError(f"{adapter.name} is an adapter that names no base model; {fix}")
@@ -202,7 +202,7 @@ def _base_of(adapter: Adapter) -> str:
 
 
 def _choose_gguf(files: ModelFiles, path: Path) -> ModelFiles:
-    """Return the files with the path's folder, and the GGUF file in it that holds the model."""
+    """Complete the files with the folder of a path, and with the GGUF file of the model, if any."""
     if path.is_file():
         return replace(files, source=str(path.parent), folder=path.parent, gguf=path.name)
     gguf, files = files.options.gguf_file, replace(files, folder=path)
@@ -223,7 +223,7 @@ def _choose_gguf(files: ModelFiles, path: Path) -> ModelFiles:
 
 
 def _read(files: ModelFiles) -> ModelFiles:
-    """Return the files with what they say, which is checked."""
+    """Complete the files with their checked content."""
     name, folder = files.base, files.folder
     assert folder is not None
     if files.gguf is not None:
@@ -241,7 +241,7 @@ def _read(files: ModelFiles) -> ModelFiles:
 
 
 def read_downloaded(files: ModelFiles, path: Path) -> ModelFiles:
-    """Return the files with what the GGUF file or config.json at a path says, which is new here."""
+    """Complete the files with the content of a GGUF file or config.json after its download."""
     if files.gguf is not None:
         header = check_gguf(files.base, path)
         return replace(files, header=header, gguf=header.path.name)

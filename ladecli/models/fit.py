@@ -1,4 +1,4 @@
-"""Decide where a model goes and in which types, and say how large that makes it."""
+"""Decide the placement and the types of a model, and compute its size."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from .placement import Placement
 _BITS = re.compile(r'"(?:bits|w_bit|nbits|weights|quant_type)": "?(?:int|float)?(\d)')
 """The bits of a weight in a quantised checkpoint's configuration (as JSON)."""
 _BYTES = {"bitnet": 0.25, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes per weight of methods whose configuration does not say it, if it is not 1."""
+"""Bytes per weight for methods whose configuration does not state them, if it is not 1."""
 _FP8_METHODS = ("fp8", "mxfp8", "fbgemm_fp8")
-"""Names that transformers has for weights in FP8 with scales."""
+"""transformers' names of methods with FP8 weights and scales."""
 _UNPACKED = frozenset({"compressed-tensors"})
-"""Methods whose weights are small on disk only: the first forward pass makes them plain."""
+"""Methods whose weights are small only on disk, since the first forward pass unpacks them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel(ModelDescription):
-    """A model that can be loaded: all that is known before any weight is read."""
+    """A model that is ready to load: everything that is known before any weight is read."""
 
     placement: Placement
-    dtype: torch.dtype  # of weights that are not quantized, and of activations but on some CPUs
+    dtype: torch.dtype  # of weights that are not quantized; of activations, except on some CPUs
     spec: ModelSpec
-    part: ModelSpec  # what this process holds: less if ranks share the model
+    part: ModelSpec  # the part of this process; the whole model unless it is split over ranks
     notices: tuple[str, ...]
     fp8_block: Sequence[int] | None = None  # see `_fp8_block`
 
@@ -53,7 +53,7 @@ class PlannedModel(ModelDescription):
 
     @property
     def in_float32(self) -> bool:
-        """Whether a CPU keeps activations, keys and values in float32, whatever the weights are."""
+        """True if a CPU keeps activations, keys and values in float32, for any type of weights."""
         if self.device.kind != "cpu" or not self.placement.is_ours(self.facts):
             return False
         plain = self.spec.weights in FULL
@@ -61,19 +61,19 @@ class PlannedModel(ModelDescription):
 
 
 def values_of(description: ModelDescription) -> dict[str, Any]:
-    """Return the fields of a description by name, to make one that says more."""
+    """Return the fields of a description by name, to create an object of a subclass."""
     return {field.name: getattr(description, field.name) for field in fields(description)}
 
 
 def fit(
     description: ModelDescription, place: PlacementOptions | None = None, split: int = 1
 ) -> PlannedModel:
-    """Decide where a model goes, and in which types; its configuration is changed as that needs.
+    """Decide the placement and the types of a model, and change its configuration accordingly.
 
-    `split` is how many ranks share it.
+    The model is `split` over ranks.
 
     Raises:
-        UsageError: there is no such device, or the options do not go together.
+        UsageError: there is no such device, or the options contradict each other.
     """
     place, files, config = place or PlacementOptions(), description.files, description.config
     options, name = files.options, files.base
@@ -115,7 +115,7 @@ def fit(
 
 
 def _notices(files: ModelFiles, where: Placement, spec: ModelSpec, empty: Any) -> Iterator[str]:
-    """Yield lines for the user about what a model takes."""
+    """Yield lines for the user about the memory of a model, and about conversions."""
     for adapter in files.adapters:
         size = format_bytes(spec.weight_bytes)
         other = adapter.base not in (None, files.base)
@@ -141,12 +141,10 @@ def _notices(files: ModelFiles, where: Placement, spec: ModelSpec, empty: Any) -
 def spec_of(
     model: Any, dtype: torch.dtype, quantize: str = "none", *, everything: bool = False
 ) -> ModelSpec:
-    """Return what memory and speed depend on, for a model without weights; `dtype` is of
-    activations.
+    """Return the sizes of a model without weights; `dtype` is of activations.
 
-    A checkpoint that is quantised already stays as it is, whatever `quantize` says.  With
-    `everything` the embedding and the last layer are quantised as well, each for itself; the
-    embedding takes twice that.
+    `quantize` does not apply to a quantised checkpoint.  With `everything`, the embedding and the
+    last layer are quantised separately as well, which doubles the size of tied ones.
     """
     config, text = model.config, model.config.get_text_config(decoder=True)
     compute = str(dtype).removeprefix("torch.")
@@ -189,17 +187,17 @@ def spec_of(
 
 
 def _cached_widths(text: Any, widths: Sequence[int]) -> list[int]:
-    """Return the sizes of heads of those layers that cache keys, out of those of all layers."""
+    """Return the head sizes of the layers that cache keys, from the head sizes of all layers."""
     if not getattr(text, "num_attention_heads", None):
         return []
-    # In transformers' cache for the family, other layers have a recurrent state alone.
+    # In transformers' cache for the family, other layers have only a recurrent state.
     layers = zip_longest(widths, DynamicCache(config=text).layers[: len(widths)])
     return [w for w, layer in layers if layer is None or hasattr(layer, "get_mask_sizes")]
 
 
 def _key_heads(text: Any, heads: int) -> int:
     """Return the number of heads of keys and values."""
-    # Any file may hold any key: what counts is whether the family reads it.
+    # The file may have this key although the family does not use it, so its class decides.
     if hasattr(type(text)(), "num_key_value_heads"):
         return text.num_key_value_heads or heads
     if getattr(text, "new_decoder_architecture", False):  # Falcon's
@@ -212,14 +210,14 @@ def _choose_dtype(
 ) -> tuple[torch.dtype, str | None]:
     """Return the type of activations and plain weights of a model without weights, and a notice.
 
-    By itself a CPU computes in float32 if that fits into `free` bytes, and a GPU in the type of the
-    checkpoint, whose `tensors` are those that are on this machine.
+    By default, a CPU computes in float32 if that fits into `free` bytes, and a GPU in the type of
+    the checkpoint, whose `tensors` on this machine are given.
     """
     if options.dtype != "auto":
         return getattr(torch, options.dtype), None
     config, text = model.config, model.config.get_text_config(decoder=True)
     if where.device.kind != "cpu" or getattr(config, "quantization_config", None) is not None:
-        # Weights that do not say their type are old, and most of them in float32.
+        # Checkpoints without a stated type are old, and most of them are in float32.
         stored = text.dtype or config.dtype
         return stored or getattr(torch, model_files.stored_type(tensors) or "float32"), None
     least = min(getattr(text, "max_position_embeddings", None) or LEAST_CONTEXT, LEAST_CONTEXT)
@@ -233,14 +231,14 @@ def _choose_dtype(
 
 
 def _fp8_block(target: Device, config: Any, packing: str) -> Sequence[int] | None:
-    """Have weights in FP8 made plain if the device cannot multiply them, or transformers does not
-    read their scales.
+    """Arrange to convert FP8 weights to plain ones if the device cannot multiply them, or
+    transformers does not read their scales.
 
-    transformers makes them plain too, but asks the machine's first GPU and not the device in use,
-    and spreads the scales of blocks evenly over a weight.
+    transformers can convert them, too, but checks the machine's first GPU and not the device in
+    use, and spreads the scales of blocks evenly over a weight.
 
     Returns:
-        Rows and columns of a block of a weight with one scale; None if weights stay as they are.
+        The size of a block with one scale, in rows and columns; None if weights are not converted.
     """
     multiplied = target.kind == "cuda" and packing in _FP8_METHODS
     if multiplied and torch.cuda.get_device_capability(target.torch_name) >= (8, 9):
@@ -256,10 +254,10 @@ def _fp8_block(target: Device, config: Any, packing: str) -> Sequence[int] | Non
 
 
 def _stored(quantization: Any) -> tuple[str, float] | None:
-    """Return the type of quantised weights, and bytes of one; None for plain ones."""
+    """Return the type of quantised weights, and the bytes of one; None for plain ones."""
     quantization = quantization if isinstance(quantization, dict) else quantization.to_dict()
     method = quantization.get("quant_method", "quantised")
-    method = str(getattr(method, "value", method))  # of a loaded model, it is an enumeration's
+    method = str(getattr(method, "value", method))  # an enumeration in a loaded model
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         return PACKED["4bit" if quantization.get("load_in_4bit") else "8bit"]
     if quantization.get("dequantize") or method in _UNPACKED:
@@ -269,12 +267,12 @@ def _stored(quantization: Any) -> tuple[str, float] | None:
 
 
 def _packed(model: Any, weights: str, everything: bool) -> tuple[int, int, int]:
-    """Count the weights of linear layers but the last, those that quantisation packs, and those of
-    these that are held in two forms."""
+    """Return three counts of weights: of linear layers except the last, of packed ones, and of
+    packed ones that are stored twice."""
     head = model.get_output_embeddings()
     modules = [module for module in model.modules() if isinstance(module, (nn.Linear, Conv1D))]
     linear = packed = sum(module.weight.numel() for module in modules if module is not head)
-    if weights == "fp8":  # experts too that are one tensor, [experts, out, in]
+    if weights == "fp8":  # includes experts in one tensor, [experts, out, in]
         named = model.named_parameters()
         packed += sum(x.numel() for name, x in named if ".experts." in name and x.ndim == 3)
     if not everything:
@@ -285,7 +283,7 @@ def _packed(model: Any, weights: str, everything: bool) -> tuple[int, int, int]:
 
 
 def _chosen_experts(text: Any) -> float:
-    """Return the share of the experts that a token meets."""
+    """Return the share of the experts that a token uses."""
 
     def first(names: str) -> int:
         return next((n for name in names.split() if (n := getattr(text, name, None))), 0)

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read without the tensors: the settings, and where each tensor lies.
+"""The header of a GGUF file: its settings, and the position of each tensor.
 
 Every count, length and offset is checked against the size of the file before it is used.
 """
@@ -23,7 +23,7 @@ _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=
 """The formats of `struct` for the types of numbers in the settings."""
 _STRING, _ARRAY = 8, 9
 _NOT_UNPACKED = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
-"""Types that the package gguf knows, but does not turn into numbers."""
+"""Types that the package gguf knows, but cannot dequantise."""
 _PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
 """The name of a part of a split file."""
 _SIZES = {
@@ -31,7 +31,7 @@ _SIZES = {
     "vocab_size": ("token_embd.weight", 0),
     "feed_forward_length": ("blk.0.ffn_down.weight", 1),
 }
-"""Settings that a dimension of a tensor repeats."""
+"""Settings that equal a dimension of a tensor."""
 
 
 class GGUFArray(NamedTuple):
@@ -48,24 +48,24 @@ class GGUFTensor(NamedTuple):
 
     path: Path  # of the file
     name: str
-    shape: tuple[int, ...]  # as torch has it: rows first
+    shape: tuple[int, ...]  # in torch's order: rows first
     kind: str  # such as "Q4_K"
-    start: int  # in the file
+    start: int  # the offset in the file
     size: int  # in bytes
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says of its model."""
+    """The settings and the tensor table of a GGUF file."""
 
     path: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
-    files: int = 1  # that hold the model; `path` is the first
+    files: int = 1  # the number of files of a split model; `path` is the first
 
     @property
     def architecture(self) -> str:
-        """The family of the model, as llama.cpp calls it."""
+        """llama.cpp's name for the family of the model."""
         return str(self.settings.get("general.architecture", ""))
 
     def get(self, name: str) -> Any:
@@ -79,7 +79,7 @@ class GGUFHeader:
 
     @property
     def quantised(self) -> bool:
-        """Whether weights have fewer bits than 16."""
+        """True if some weights have fewer than 16 bits."""
         return any(tensor.kind not in ("F32", "F16", "BF16") for tensor in self.tensors.values())
 
     @property
@@ -108,12 +108,12 @@ class GGUFHeader:
 
     def floats(self, tensor: str) -> list[float]:
         """Return the numbers of a small tensor in float32, such as rotary factors."""
-        where = self.tensors[tensor]
-        if where.kind != "F32":
-            raise LoadError(f"has {tensor} in {where.kind}; only F32 can be read here")
-        with where.path.open("rb") as file:
-            file.seek(where.start)
-            return list(struct.unpack(f"<{where.size // 4}f", file.read(where.size)))
+        entry = self.tensors[tensor]
+        if entry.kind != "F32":
+            raise LoadError(f"has {tensor} in {entry.kind}; only F32 can be read here")
+        with entry.path.open("rb") as file:
+            file.seek(entry.start)
+            return list(struct.unpack(f"<{entry.size // 4}f", file.read(entry.size)))
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -149,7 +149,7 @@ def _damaged(why: str) -> LoadError:
 
 
 class _Reader:
-    """Walks over the bytes of a header."""
+    """Reads the bytes of a header in order."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -176,7 +176,7 @@ class _Reader:
             raise _damaged(f"it holds a list of type {kind}")
         elif count <= size // 8:
             length, at = struct.Struct("<Q").unpack_from, start
-            for _ in range(count):  # a large vocabulary: no calls but this one
+            for _ in range(count):  # a vocabulary may be large, so the loop has only one call
                 at += 8 + length(self.data, at)[0]
             self.at = at
         if self.at > size or count > size:
@@ -206,11 +206,11 @@ class _Reader:
         if not (isinstance(step, int) and 0 < step <= 2**20):
             raise _damaged(f"general.alignment is {step!r}")
         start = -(-self.at // step) * step
-        moved = {one.name: one._replace(path=path, start=start + one.start) for one in table}
+        moved = {t.name: t._replace(path=path, start=start + t.start) for t in table}
         if len(moved) < tensors:
             raise _damaged("two tensors have one name")
         end, last = start, "the header"
-        for tensor in sorted(moved.values(), key=lambda one: one.start):
+        for tensor in sorted(moved.values(), key=lambda tensor: tensor.start):
             if tensor.start < end:
                 raise _damaged(f"{tensor.name} overlaps with {last}")
             end, last = tensor.start + tensor.size, tensor.name
@@ -250,7 +250,8 @@ def parts_of(name: str) -> list[str]:
 
 
 def _join(path: Path, header: GGUFHeader) -> GGUFHeader:
-    """Return the header of a model of which a file is a part; LoadError if others are absent."""
+    """Return the joint header of a split model, given one of its files; LoadError if others are
+    missing."""
     names, count = parts_of(path.name), header.settings.get("split.count", 1)
     if count != len(names):
         raise LoadError(f"is one of {count} files of a split model, but its name does not say so")
@@ -267,7 +268,8 @@ def _join(path: Path, header: GGUFHeader) -> GGUFHeader:
 
 
 def first_part(names: list[str]) -> list[str]:
-    """Return names of files without the later parts of split models whose first part is there."""
+    """Return names of files without the later parts of split models whose first part is among
+    them."""
     later = {name: _PART.fullmatch(name) for name in names}
     return [
         name
@@ -277,11 +279,11 @@ def first_part(names: list[str]) -> list[str]:
 
 
 def _check_settings(header: GGUFHeader) -> None:
-    """Refuse sizes that are not those of the tensors; LoadError names the setting."""
+    """Raise a LoadError if a size in the settings differs from the tensors."""
     if not header.architecture:
         raise _damaged("general.architecture is not stated")
     layers = len({name.split(".")[1] for name in header.tensors if name.startswith("blk.")})
-    # Building a model of a million layers would take forever.
+    # Building a model with a million layers would take forever.
     if layers and (header.get("block_count") or 0) > layers:
         raise _odd(header, "block_count", f"there are tensors of {layers}")
     for name, (tensor, axis) in _SIZES.items():
@@ -296,8 +298,8 @@ def _odd(header: GGUFHeader, name: str, why: str) -> LoadError:
 
 @contextlib.contextmanager
 def quick_gguf(header: GGUFHeader) -> Iterator[None]:
-    """Spare transformers what takes the package gguf ten seconds each time: to read the header, for
-    the configuration, the tokenizer and the weights, and to make a table of names per module."""
+    """Replace two slow functions of the package gguf, which take ten seconds each time: reading the
+    header, and creating a table of names per module."""
     import gguf
 
     quick = {
@@ -313,22 +315,22 @@ def quick_gguf(header: GGUFHeader) -> Iterator[None]:
 
 
 class _PackageReader:
-    """A GGUF file as transformers expects it from the package gguf."""
+    """A replacement for the package's `GGUFReader`, as far as transformers uses it."""
 
     def __init__(self, header: GGUFHeader, path: str) -> None:
         self.fields = {
             key: _field(header, value)
             for key, value in header.settings.items()
-            if ".rope.scaling." not in key  # which transformers misreads for gpt-oss
+            if ".rope.scaling." not in key  # transformers misreads these for gpt-oss
         }
         self.tensors = [SimpleNamespace(name=name) for name in header.tensors]
 
 
 def _field(header: GGUFHeader, value: Any) -> SimpleNamespace:
-    """A setting as the package gguf has it: parts, which of them count, and types."""
+    """Return a setting in the package's form: parts, the indices of values in them, and types."""
     if isinstance(value, GGUFArray):
         types, values = [9, value.kind], header.values(value)
     else:
         types, values = [{bool: 7, int: 11, float: 12, str: 8}[type(value)]], [value]
-    parts = [one.encode() if isinstance(one, str) else (one,) for one in values]
+    parts = [value.encode() if isinstance(value, str) else (value,) for value in values]
     return SimpleNamespace(parts=parts, data=range(len(parts)), types=types)

@@ -1,4 +1,4 @@
-"""The Hugging Face hub and its cache: what is in it, what can be fetched, and what errors mean.
+"""The Hugging Face hub and its cache: cached models, downloads, and messages for errors.
 
 Nothing here imports torch.
 """
@@ -33,7 +33,7 @@ from .model_files import ADAPTER, version
 
 _OFFLINE = "{name} is not on this machine, and {why}{near}"
 _PROMPT = "; a prompt stands behind it in lade chat, behind --prompt in lade generate"
-"""For a name with blanks in it."""
+"""A hint for a model name with blanks, which is probably a prompt."""
 _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.OfflineModeIsEnabled: _OFFLINE,
     hub_errors.LocalEntryNotFoundError: _OFFLINE,
@@ -48,7 +48,7 @@ _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load; if it has"
     " GGUF files, name one with --gguf-file",
 }
-"""What the errors of libraries mean; the first that applies counts."""
+"""Messages for errors of libraries; the first matching one is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,21 @@ class CachedModel:
     """A model in the Hugging Face cache."""
 
     name: str  # OWNER/NAME, or NAME alone
-    folder: Path | None  # the snapshot that loading takes; None without a complete file
-    bytes: int  # on disk, over all revisions
+    folder: Path | None  # the snapshot that would be loaded; None without a complete file
+    bytes: int  # on disk, of all revisions
 
 
 def snapshot_of(source: str, revision: str | None) -> Path | None:
-    """Return the folder in the cache of a model on the hub; None if it has none."""
+    """Return the snapshot of a model in the cache; None if there is none."""
     with contextlib.suppress(OSError, ValueError, hub_errors.HFValidationError):
         return Path(snapshot_download(source, revision=revision, local_files_only=True))
     return None
 
 
 def check_name(name: str, source: str, revision: str | None, offline: bool, online: bool) -> None:
-    """Refuse a model that is not on this machine, unless the hub has it.
+    """Raise a LoadError if a model is neither on this machine nor on the hub.
 
-    `offline` is the option, and `online` is whether the hub can be asked.
+    `offline` is the option; `online` is True if the hub can be reached.
     """
     try:
         if online:
@@ -78,14 +78,14 @@ def check_name(name: str, source: str, revision: str | None, offline: bool, onli
         else:
             hf_hub_download(source, "config.json", revision=revision, local_files_only=True)
     except Exception as error:
-        if isinstance(error, tuple(_BY_TYPE)):  # of all others, loading finds out
+        if isinstance(error, tuple(_BY_TYPE)):  # loading reports all others
             raise LoadError(explain(name, error, offline=offline)) from error
 
 
 def adapter_folder(source: str, revision: str | None, online: Callable[[], bool]) -> Path | None:
-    """Return the folder with all files of an adapter on the hub; None if a model is there, or if
-    nothing is on this machine and the hub does not answer."""
-    # Errors are reported by loading a model of this name.
+    """Return the folder with all files of an adapter on the hub; None if the name is a model's, or
+    if nothing is on this machine and the hub cannot be reached."""
+    # Loading a model of this name reports errors.
     with contextlib.suppress(Exception):
         known = try_to_load_from_cache(source, ADAPTER, revision=revision)
         if known is None:
@@ -93,7 +93,7 @@ def adapter_folder(source: str, revision: str | None, online: Callable[[], bool]
                 return None
             known = hf_hub_download(source, ADAPTER, revision=revision)
         if isinstance(known, str):
-            disable_progress_bars()  # they would spoil the spinner
+            disable_progress_bars()  # they would overwrite the spinner
             patterns = ["adapter_*", "*token*", "*.jinja", "vocab.*", "merges.txt"]
             options = {"revision": revision, "local_files_only": not online()}
             return snapshot(source, options, patterns)
@@ -101,10 +101,10 @@ def adapter_folder(source: str, revision: str | None, online: Callable[[], bool]
 
 
 def fetch(source: str, file: str, options: Mapping[str, Any], *, required: bool = True) -> Any:
-    """Return the path of a model's file, downloaded if need be; None for one that is not required
-    and not there.
+    """Return the path of a model's file, downloading it if necessary; None if it does not exist and
+    is not `required`.
 
-    Of the `options` for transformers' calls, `revision` and `local_files_only` count.
+    Of the `options` for transformers' calls, `revision` and `local_files_only` are used.
     """
     from transformers.utils import cached_file
 
@@ -118,7 +118,7 @@ def fetch(source: str, file: str, options: Mapping[str, Any], *, required: bool 
 
 
 def snapshot(source: str, options: Mapping[str, Any], patterns: list[str]) -> Path:
-    """Return the folder of a model, with its files of some patterns, downloaded if need be."""
+    """Return the folder of a model, downloading the files of some patterns if necessary."""
     if Path(source).is_dir():
         return Path(source)
     return Path(
@@ -132,22 +132,22 @@ def snapshot(source: str, options: Mapping[str, Any], patterns: list[str]) -> Pa
 
 
 def is_online(offline: bool) -> bool:
-    """Whether files can be fetched from the hub; `offline` is the option."""
+    """Return True if files can be fetched from the hub; `offline` is the option."""
     return not (offline or constants.HF_HUB_OFFLINE) and hub_answers()
 
 
 def not_fetched(offline: bool) -> str:
-    """Say why nothing is fetched from the hub; `offline` is the option."""
+    """Return the reason why nothing is fetched from the hub; `offline` is the option."""
     if offline or constants.HF_HUB_OFFLINE:
         return f"{'--offline' if offline else 'HF_HUB_OFFLINE'} forbids downloading it"
     return "the hub cannot be reached"
 
 
 def hub_answers() -> bool:
-    """Whether the Hugging Face hub can be reached.
+    """Return True if the Hugging Face hub can be reached.
 
-    Its own client retries for half a minute.  Asking first lets a cached model start at once
-    without a network, and a missing one fail at once.
+    Its own client retries for half a minute.  With this check, a cached model starts at once
+    without a network, and a missing one fails at once.
     """
     if urllib.request.getproxies():
         return True  # only the proxy can tell
@@ -161,7 +161,7 @@ def hub_answers() -> bool:
 
 
 def cached_models() -> list[CachedModel]:
-    """The models in the Hugging Face cache by name, interrupted downloads included."""
+    """Return the models in the Hugging Face cache by name, with interrupted downloads."""
     cache = Path(constants.HF_HUB_CACHE)
     try:
         folders = [path for path in cache.glob("models--*") if path.is_dir()]
@@ -180,7 +180,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes of all files below a folder; a link counts as itself."""
+    """Return the bytes of all files below a folder; links are not followed."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
@@ -198,8 +198,8 @@ def explain(
     Args:
         name: of the model.
         error: of the library.
-        part: what was loaded, "its tokenizer" for example, or "" for all of it.
-        gguf: the GGUF file that holds the model, if one does.
+        part: the part that was loaded, such as "its tokenizer"; "" for the whole model.
+        gguf: the name of the GGUF file, if the model is one.
         folder: of its files, if that is on this machine.
         offline: the option.
     """
@@ -223,7 +223,7 @@ def explain(
 
 
 def no_tokenizer(name: str) -> str:
-    """Say that transformers finds no tokenizer of a model."""
+    """Return a message for a model without a readable tokenizer."""
     packages = ("sentencepiece", "protobuf", "tiktoken")
     absent = [package for package in packages if version(package) is None]
     more = f", or pip install {' '.join(absent)}" if absent else ""
@@ -245,11 +245,11 @@ def suggest(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     lines = str(error).strip().splitlines() or [""]
     if lines[0].endswith(":") and len(lines) > 1:
         return f"{lines[0]} {lines[1].strip()}"
-    # "'added_tokens'" alone says nothing without the kind of error.
+    # A message such as "'added_tokens'" is useless without the type of the error.
     if isinstance(error, LookupError | TypeError | AttributeError) or not lines[0]:
         return f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
     return lines[0]

@@ -1,4 +1,4 @@
-"""How large a model is, what decoding takes, and whether that fits.  No torch."""
+"""The size of a model, the memory that decoding needs, and the context that fits.  No torch."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from ..errors import LoadError, UsageError, counted
 FULL = ("float32", "float16", "bfloat16")
 """Types of weights that are multiplied as they are stored."""
 PACKED = {"8bit": ("int8", 1.0), "4bit": ("nf4", 0.5 + 4 / 64)}
-"""What bitsandbytes makes of a weight: its type, and bytes, with a scale for 64 of them."""
+"""The type of a weight packed by bitsandbytes, and its bytes, with a scale per 64 weights."""
 LEAST_CONTEXT = 1024
-"""Tokens of context without which a model is of no use."""
+"""With fewer tokens of context, a model is not usable."""
 SPARE = 0.03
-"""Share of the free memory that is left to allocators and libraries."""
+"""The share of free memory that is left to allocators and libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What memory and speed depend on; known before any weight is read."""
+    """The sizes of a model on which memory and speed depend, known before any weight is read."""
 
     parameters: float  # of the whole model; tied ones count once
-    active: float  # parameters that one token meets: fewer with a mixture of experts
+    active: float  # parameters that one token uses: fewer with a mixture of experts
     weights: str  # a name of FULL, "nf4", "int8", or a checkpoint's own method ("gptq")
     weight_bytes: float
     compute: str  # a name of FULL: the type of activations, keys and values
     layers: int
     hidden: int
-    inner: int  # numbers inside a feed-forward block
+    inner: int  # width of a feed-forward block
     heads: int  # of queries
     kv_heads: int
     head_size: int
     vocabulary: int
-    # Weights that bitsandbytes can pack: those of linear layers but the last, 0 where they are
-    # quantised already; None for all but the embeddings and the last layer.
+    # Weights that bitsandbytes can pack: those of linear layers except the last, 0 if they are
+    # quantised already; None for all except the embeddings and the last layer.
     linear: float | None = None
-    # Numbers that latent attention (DeepSeek) caches per token and layer; else None.
+    # Values that latent attention (DeepSeek) caches per token and layer; else None.
     latent: int | None = None
-    # Numbers that all layers cache of a token; None where all of them do, and have as many heads.
+    # Values that all layers together cache per token; None if every layer caches the same number.
     cached: float | None = None
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of one activation, key or value."""
+        """The bytes of one activation, key or value."""
         return 4 if self.compute == "float32" else 2
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values of one token."""
-        alike = self.layers * (self.latent or 2 * self.kv_heads * self.head_size)
-        return int((alike if self.cached is None else self.cached) * self.value_bytes)
+        """The bytes of the keys and values of one token."""
+        equal = self.layers * (self.latent or 2 * self.kv_heads * self.head_size)
+        return int((equal if self.cached is None else self.cached) * self.value_bytes)
 
     def exactness(self, *, invariant: bool = False) -> str:
-        """Say what holds for a text under any strategy; `invariant` is whether steps are
-        batch-invariant."""
+        """Describe how exactly texts equal those of plain decoding; `invariant` is True if steps
+        are batch-invariant."""
         if invariant:
             return "bit for bit the logits of plain decoding, and so its text"
         if self.weights == "float32":
@@ -71,13 +71,13 @@ class ModelSpec:
     def shard(self, ranks: int, *, whole: float = 0.0, heads: bool = True) -> ModelSpec:
         """Return the part of one rank under tensor parallelism: `whole` parameters are on every
         rank, and with `heads` each rank has its own attention heads."""
-        held = whole + (self.parameters - whole) / ranks
-        met = min(whole, self.active)
+        parameters = whole + (self.parameters - whole) / ranks
+        active_whole = min(whole, self.active)
         return replace(
             self,
-            parameters=held,
-            active=met + (self.active - met) / ranks,
-            weight_bytes=self.weight_bytes * held / self.parameters,
+            parameters=parameters,
+            active=active_whole + (self.active - active_whole) / ranks,
+            weight_bytes=self.weight_bytes * parameters / self.parameters,
             heads=math.ceil(self.heads / ranks) if heads else self.heads,
             kv_heads=math.ceil(self.kv_heads / ranks) if heads else self.kv_heads,
             cached=self.cached and self.cached / (ranks if heads and not self.latent else 1),
@@ -88,58 +88,58 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that decoding takes."""
+    """The bytes that decoding needs."""
 
     weights: float
     cache: float  # keys and values of the longest text
-    step: float  # what the largest step holds beside them, or the cache while it is copied
+    step: float  # of the largest step, or of a copy of the cache while it grows
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum."""
         return self.weights + self.cache + self.step
 
 
 def usable(free: float) -> float:
-    """Return the bytes of free memory that decoding may take."""
+    """Return the bytes of free memory that decoding may use."""
     return free * (1.0 - SPARE)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequest:
-    """A context and a way of running steps, which need memory."""
+    """The requested context and the settings of steps, which determine the memory."""
 
-    longest: int  # tokens of context that the model is made for
+    longest: int  # tokens of context that the model supports
     context_option: int | None = None  # --max-context; None for as many tokens as fit
     width: int = 1  # the most tokens of a step
     attention: str = "sdpa"
-    captured: bool = False  # whether steps are CUDA graphs
+    captured: bool = False  # steps are CUDA graphs
     chunk: int = PREFILL_CHUNK  # the most tokens of a prompt that are read at once
-    in_float32: bool = False  # whether activations, keys and values are, whatever the weights
+    in_float32: bool = False  # activations, keys and values are in float32
 
     @property
     def context(self) -> int:
-        """The most tokens of a text, if there is room for it."""
+        """The most tokens of a text, if memory has room for them."""
         return min(self.context_option or self.longest, self.longest)
 
     @property
     def least(self) -> int:
-        """Tokens of context without which the model is of no use."""
+        """With fewer tokens of context, the model is not usable."""
         return min(self.context, LEAST_CONTEXT)
 
     def need(self, spec: ModelSpec, context: int | None = None) -> MemoryNeed:
-        """Return what decoding texts of at most `context` tokens takes, within about 10 %; all of
-        the request's by default."""
+        """Return the memory for texts of at most `context` tokens (default: the request's context),
+        to about 10 %."""
         context = self.context if context is None else context
         if self.in_float32:
             spec = replace(spec, compute="float32")
         width = max(self.width, CAPTURED_WIDTHS[-1]) if self.captured else self.width
         slots = context + max(GROWTH, width)
-        copied = GROWTH  # the cache doubles, and is allocated whole after NEARLY_ALL of it
+        copied = GROWTH  # the cache doubles in size, up to NEARLY_ALL of its final size
         while 2 * copied <= NEARLY_ALL * slots:
             copied *= 2
-        # Activations, and the mask as booleans and as a term of the scores of the heads that share
-        # a key head; the reference holds scores and probabilities of all heads in float32.
+        # Activations, and the mask both as booleans and as summands of the scores of the heads that
+        # share a key head; the reference keeps scores and probabilities of all heads in float32.
         groups = spec.heads // spec.kv_heads
         score = 1 + groups * spec.value_bytes
         cached: float = spec.cache_bytes
@@ -148,16 +148,16 @@ class MemoryRequest:
         if self.attention == "invariant":  # scores, keys and values in float32
             score, cached = 4 * groups + 4 * spec.heads, cached * 4 / spec.value_bytes
         row = (6 * spec.hidden + 3 * spec.inner) * spec.value_bytes + context * score
-        # Every token of a step has logits, in float32 as well; of the prompt only the last one.
+        # Every token of a step has logits, also in float32; of a prompt, only the last token.
         logits = spec.vocabulary * (spec.value_bytes + (4 if spec.value_bytes < 4 else 0))
         prefill, step = min(self.chunk, context) * row + logits, width * (row + logits)
         others = max(prefill, copied * cached)
-        # Captured steps are CUDA graphs, which keep their memory.
-        held = others + step if self.captured else max(others, step)
-        return MemoryNeed(spec.weight_bytes, slots * cached, held)
+        # CUDA graphs keep their memory.
+        temporary = others + step if self.captured else max(others, step)
+        return MemoryNeed(spec.weight_bytes, slots * cached, temporary)
 
     def fitting(self, spec: ModelSpec, room: float) -> int:
-        """Return the longest context that fits into bytes of memory; 0 if that is of no use."""
+        """Return the longest context that fits into `room` bytes; 0 if it is not usable."""
         if self.need(spec).total <= room:
             return self.context
         lengths = range(self.least, self.context, 64)
@@ -174,10 +174,10 @@ def room(
     where: str = "this machine",
     kind: str = "cpu",
 ) -> tuple[int, str | None]:
-    """Return the most tokens that a text may have in `free` bytes, and a notice if those are fewer
-    than the request's.
+    """Return the most tokens of a text in `free` bytes, and a notice if there are fewer than in the
+    request.
 
-    `where` is the device and `name` the model, for messages; `kind` is of device.
+    `where` and `name` are the device and the model, for messages; `kind` is of the device.
 
     Raises:
         LoadError: the weights do not fit, or leave no room for a text.
@@ -190,8 +190,8 @@ def room(
     if not most:
         needed = request.need(spec, request.least).total
         forms = smaller_forms(spec, kind)
-        ways = ((flag, request.need(form, request.least).total) for flag, form in forms)
-        fitting = (f"{flag} needs {format_bytes(size)}" for flag, size in ways if size <= free)
+        sizes = ((flag, request.need(form, request.least).total) for flag, form in forms)
+        fitting = (f"{flag} needs {format_bytes(size)}" for flag, size in sizes if size <= free)
         fix = next(fitting, "take a smaller model, or free some memory")
         raise LoadError(
             f"{name} needs {format_bytes(needed)}, {format_bytes(needed - free)} more than the"
@@ -213,15 +213,15 @@ def spread(
 ) -> tuple[int, str | None]:
     """Return the same as `room` for a model that is spread over devices.
 
-    Weights for which GPUs have no room stay in the processor's memory or on the disk, and are
-    copied in every step.  `gpus` and `processor` are free bytes; without GPUs the processor
+    Weights that do not fit on the GPUs stay in the processor's memory or on the disk, and are
+    copied in every step.  `gpus` and `processor` are free bytes; without GPUs, the processor
     computes.
     """
     where = counted(len(gpus), "GPU") if gpus else "this machine"
     kind, free = ("cuda", sum(gpus)) if gpus else ("cpu", processor)
     if request.fitting(spec, usable(free)):
         return room(name, spec, free, request, where=where, kind=kind)
-    # Half of it for texts, so that there is room for weights that come and go.
+    # Half of the memory is for texts; the other half is for weights that are copied in and out.
     bare = replace(spec, parameters=0.0, weight_bytes=0.0, linear=0.0)
     context, shorter = room(name, bare, free / 2, request, where=where, kind=kind)
     stay = "the processor's memory or the disk" if gpus else "the disk"
@@ -233,7 +233,7 @@ def spread(
 
 
 def smaller_forms(spec: ModelSpec, kind: str) -> list[tuple[str, ModelSpec]]:
-    """Return options that make a model smaller, each with its spec, the largest first."""
+    """Return the options that make a model smaller, each with its spec, the largest first."""
     forms = []
     if spec.weights == "float32":
         half = spec.weight_bytes - 2 * spec.parameters
@@ -242,8 +242,8 @@ def smaller_forms(spec: ModelSpec, kind: str) -> list[tuple[str, ModelSpec]]:
     linear = spec.linear
     if linear is None:
         linear = max(spec.parameters - 2 * spec.vocabulary * spec.hidden, 0.0)
-    if linear and spec.weights in FULL and kind != "mps":  # for which bitsandbytes has no kernels
-        # By itself a CPU would go back to float32 where packed weights leave room for that.
+    if linear and spec.weights in FULL and kind != "mps":  # bitsandbytes has no kernels for mps
+        # A CPU would change back to float32 by default if packed weights leave room for that.
         kept = " --dtype bfloat16" if kind == "cpu" and spec.compute == "bfloat16" else ""
         for flag, (weights, bytes_each) in PACKED.items():
             size = linear * bytes_each + (spec.parameters - linear) * spec.value_bytes
@@ -253,9 +253,9 @@ def smaller_forms(spec: ModelSpec, kind: str) -> list[tuple[str, ModelSpec]]:
 
 
 def format_bytes(size: float) -> str:
-    """Return a number of bytes for people: "13.5 GB"."""
+    """Return a number of bytes as text: "13.5 GB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= 0.9995 * scale:  # no size is 1000 of a unit
+        if size >= 0.9995 * scale:  # else rounding would give 1000 of the smaller unit
             number = size / scale
             return f"{number:.3g} {unit}" if number < 999.5 else f"{number:,.0f} {unit}"
     return f"{size:.0f} bytes"

@@ -1,4 +1,4 @@
-"""A model's folder: its configuration, its weights, and what is missing or damaged.  No torch."""
+"""A model's folder: its configuration, its weights, and checks of its files.  No torch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GGUF = ".gguf"
 """The suffix of files that hold a whole model."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
-"""Patterns of files that may be a tokenizer; transformers finds out whether they are."""
+"""Patterns of files that may belong to a tokenizer."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""How the file begins that stands for another one in a repository of Git LFS."""
+"""The beginning of a pointer file of Git LFS."""
 _GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
-"""Parts of the names of model classes that continue texts."""
+"""Parts of the names of model classes that generate text."""
 _ALIASES = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "hidden_size": ("n_embd", "d_model", "n_embed"),
@@ -39,11 +39,11 @@ _ALIASES = {
     "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length"),
     "dtype": ("torch_dtype",),
 }
-"""What families call the settings that transformers knows by one name."""
+"""Names of settings in some families, by transformers' common names."""
 _SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 """Settings that every decoder has, and that are at least 1."""
 _BY_LAYER = ("num_attention_heads", "num_key_value_heads", "head_dim")
-"""Sizes that may be a list, with one for each layer."""
+"""Sizes that may be a list with a value for each layer."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
@@ -58,11 +58,11 @@ _PACKAGES = {
 }
 """Packages that load quantised weights, by method, or files of another format."""
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Plain types of safetensors files, and torch's names of them."""
+"""Plain types of safetensors files, and torch's names for them."""
 
 
 FP8 = "FP8"
-"""How weights are quantised that a scale alone makes plain."""
+"""The method of weights that become plain by multiplying with a scale."""
 _PACKERS = {
     "trellis": "EXL3",
     "q_weight": "EXL2",
@@ -74,20 +74,19 @@ _PACKERS = {
     "codebooks": "AQLM",
     "scales": "MLX",
 }
-"""What packs weights, by the end of a name that it alone, or the first one here, gives."""
+"""Quantisation methods by suffixes of tensor names; the first match counts."""
 
 
 class Tensor(NamedTuple):
-    """A tensor of a safetensors file: its name, its type ("BF16"), and how many numbers it has."""
+    """A tensor of a safetensors file."""
 
     name: str
-    kind: str
-    size: int
+    kind: str  # such as "BF16"
+    size: int  # the number of elements
 
 
 class Config:
-    """A config.json, with those settings that it states as attributes, under the names that
-    transformers gives them; no torch is needed."""
+    """A config.json whose settings are attributes, by transformers' names; it needs no torch."""
 
     def __init__(self, stated: dict[str, Any]) -> None:
         self.stated = stated
@@ -99,13 +98,13 @@ class Config:
         raise AttributeError(name)
 
     def get_text_config(self, decoder: bool = True) -> Config:
-        """Return the settings of the language model, if there are others for images or sound."""
+        """Return the settings of the language model in a model for images or audio."""
         text = self.stated.get("text_config")
         return Config({**self.stated, **text}) if isinstance(text, dict) else self
 
     @property
     def fault(self) -> str | None:
-        """A size that no model has, or None."""
+        """A description of an impossible setting, or None."""
         text = self.get_text_config()
         for name in (*_SIZES, *_BY_LAYER):
             size = getattr(text, name, 1)
@@ -123,7 +122,7 @@ class Config:
 
 @contextlib.contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Put the name of a model before an error about a damaged file of it, and the fix behind."""
+    """Add the name of a model and a fix to an error about one of its files."""
     try:
         yield
     except LoadError as error:
@@ -131,16 +130,15 @@ def naming(name: str) -> Iterator[None]:
 
 
 def read_config(name: str, folder: Path) -> Config:
-    """Read a model's configuration; LoadError if transformers cannot, or should not, make a model
-    of it."""
+    """Read a model's configuration; LoadError if it is damaged or not a language model's."""
     with naming(name):
         config = Config(read_object(folder / "config.json"))
-        # With a damaged one transformers would go on, with other stop tokens.
+        # transformers ignores damaged files, and would use other stop tokens.
         for file in (GENERATION, "tokenizer_config.json", "special_tokens_map.json"):
             read_object(folder / file)
         if config.fault:
             raise LoadError(config.fault)
-    # Embedding models are common, and would load with weights missing.
+    # Embedding models are common, and would load without some weights.
     kinds = str(config.stated.get("architectures") or "")
     generates = not kinds or any(part in kinds for part in _GENERATES)
     if not generates and "AutoModelForCausalLM" not in str(config.stated.get("auto_map")):
@@ -152,8 +150,8 @@ def read_config(name: str, folder: Path) -> Config:
 
 
 def packing(config: Config, folder: Path, tensors: Sequence[Tensor]) -> str | None:
-    """Return how the weights in a folder are quantised: the method that its files name, or what
-    packs weights under such names; None if they are plain."""
+    """Return the quantisation method of the weights in a folder, by its files or by the names of
+    its tensors; None if the weights are plain."""
     quantization = getattr(config.get_text_config(), "quantization_config", None) or {}
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         return "bitsandbytes"
@@ -176,7 +174,7 @@ def packing(config: Config, folder: Path, tensors: Sequence[Tensor]) -> str | No
 
 
 def require_gguf(name: str) -> None:
-    """Refuse a model in a GGUF file with a LoadError if packages for it are missing."""
+    """Raise a LoadError if packages for GGUF files are missing."""
     if lacking := missing_packages("gguf"):
         raise LoadError(
             f"{name} is a GGUF file, which needs {' and '.join(lacking)}: pip install"
@@ -198,13 +196,13 @@ def check_gguf(name: str, path: Path) -> GGUFHeader:
 
 
 def holds_model(path: Path) -> bool:
-    """Return whether a folder has a model, or an adapter."""
+    """Return True if a folder has a model, or an adapter."""
     return any(any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}"))
 
 
 def snapshot_within(path: Path) -> Path:
-    """Return the snapshot that a model's folder in the Hugging Face cache stands for: the one that
-    main names, or the newest; any other path as it is."""
+    """Return the snapshot (that of main, or the newest) in a model's folder of the Hugging Face
+    cache; return any other path unchanged."""
     root = path.parent if path.name == "snapshots" else path
     snapshots = [folder for folder in (root / "snapshots").glob("*") if holds_model(folder)]
     if not snapshots or holds_model(path):
@@ -217,7 +215,7 @@ def snapshot_within(path: Path) -> Path:
 
 
 def missing(folder: Path) -> str | None:
-    """Say after its name what a model's folder lacks; None if all files are there."""
+    """Return the fault of a model's folder, to follow its name; None if no file is missing."""
     if not (folder / "config.json").is_file():
         if (folder / "model_index.json").is_file():
             return "is a diffusion pipeline, not a language model"
@@ -230,7 +228,7 @@ def missing(folder: Path) -> str | None:
         if any(folder.glob("*-of-*.safetensors")):
             return "holds no model.safetensors.index.json; download or copy it beside the weights"
         return "holds no weights; download or copy model.safetensors"
-    if absent := sum(not os.path.isfile(path) for path in files):  # a dangling link is no file
+    if absent := sum(not os.path.isfile(path) for path in files):  # including dangling links
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
     tokenizers = [path for pattern in TOKENIZERS for path in folder.glob(pattern)]
     if not tokenizers:
@@ -241,7 +239,7 @@ def missing(folder: Path) -> str | None:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether a file is a pointer of Git LFS to the real one."""
+    """Return True if a file is a pointer of Git LFS."""
     try:
         with path.open("rb") as file:
             return file.read(len(_POINTER)) == _POINTER
@@ -255,8 +253,8 @@ def chat_templates(folder: Path) -> dict[str, str]:
     Files of templates replace those in the tokenizer's configuration.
 
     Raises:
-        UsageError: such a file is no text.
-        LoadError: the configuration has something else in their place.
+        UsageError: the file of a template is not text.
+        LoadError: a template in the configuration is not text.
     """
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {"default": folder / "chat_template.jinja"} | {path.stem: path for path in others}
@@ -264,9 +262,9 @@ def chat_templates(folder: Path) -> dict[str, str]:
     if texts:
         return texts
     stated = None
-    with contextlib.suppress(LoadError):  # loading finds out
+    with contextlib.suppress(LoadError):  # loading reports the error
         stated = read_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(stated, list):  # several, as older files have them
+    if isinstance(stated, list):  # the older form of several templates
         with contextlib.suppress(TypeError, LookupError):
             stated = {template["name"]: template["template"] for template in stated}
     templates: dict[str, Any] = stated if isinstance(stated, dict) else {"default": stated}
@@ -279,7 +277,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, {} if there is no file; LoadError if it cannot be read, or
-    holds something else."""
+    is not an object."""
     try:
         value = json.loads(read(path))
     except FileNotFoundError:
@@ -294,7 +292,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights that transformers would read, whether they exist or not;
+    """Return the files of weights that transformers would read, even if they do not exist;
     LoadError if the index of a sharded model is damaged."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
@@ -312,8 +310,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(paths: Iterable[Path]) -> tuple[Tensor, ...]:
-    """Return the tensors in those files of weights that exist and are safetensors; LoadError if a
-    file is damaged."""
+    """Return the tensors in existing safetensors files; LoadError if a file is damaged."""
     tensors = []
     for path in paths:
         if path.suffix != ".safetensors" or not os.path.isfile(path):
@@ -351,5 +348,5 @@ def version(package: str) -> str | None:
 
 
 def missing_packages(weights: str) -> list[str]:
-    """Return the packages that weights of a type such as "gptq 4bit" need, and that are missing."""
+    """Return the missing packages for weights of a type such as "gptq 4bit"."""
     return [name for name in _PACKAGES.get(weights.split(" ")[0], ()) if version(name) is None]

@@ -1,6 +1,6 @@
-"""Where a model's weights go: on one device, several, or split over ranks; and how packed.
+"""The placement of a model's weights: on one device, on several, or split over ranks; and packed.
 
-Torch is imported where it is needed: options are checked without it.
+Torch is imported only when it is needed, since options are checked without it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the weights of a model go, and how they are packed on the way."""
+    """The devices of a model's weights, and the quantisation while loading."""
 
     device: Device
     device_map: str | None = None
-    split: int = 1  # ranks that each take a part of them
+    split: int = 1  # the number of ranks that each hold a part of the weights
     quantize: str = "none"
 
     @property
     def own_int8(self) -> bool:
-        """Whether weights of 8 bits are ours (`decoder.backends.int8`), and not bitsandbytes'."""
+        """True if 8-bit weights are ours (`decoder.backends.int8`), not bitsandbytes'."""
         if self.quantize != "8bit" or self.device.kind != "cpu":
             return False
         from ..decoder.backends import int8
@@ -45,33 +45,32 @@ class Placement:
 
     @property
     def packs(self) -> bool:
-        """Whether bitsandbytes packs the weights; our own 8 bits come after merging."""
+        """True if bitsandbytes packs the weights; our own 8 bits come after merging."""
         return self.quantize != "none" and not self.own_int8
 
     def is_ours(self, facts: ModelFacts) -> bool:
-        """Whether our own forward runs a model here, as far as its configuration tells."""
+        """Return True if our own forward can run a model, judging by its configuration."""
         return facts.ours and self.device_map is None and self.split == 1
 
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
-"""How names of transformers' styles begin that give each rank a part of a weight."""
+"""Prefixes of transformers' styles that give each rank a part of a weight."""
 _OWN_HEADS = ("colwise", "packed_colwise")
-"""Styles after which each rank goes on with its own part of the numbers."""
+"""Styles whose outputs differ between ranks."""
 
 
 def remove_offloaded() -> None:
-    """Remove weights that were kept on the disk, where a program ends without Python's exit."""
+    """Remove weights on the disk, for a program that ends without Python's exit handlers."""
     while _OFFLOADED:
         _OFFLOADED.pop().cleanup()
 
 
 def check(name: str, place: Placement, config: Any, adapters: Sequence[Adapter] = ()) -> None:
-    """Refuse a placement that cannot be, as far as the configuration tells; `adapters` are merged
-    into the weights.
+    """Check a placement against the configuration; `adapters` are merged into the weights.
 
     Raises:
-        UsageError: the options do not go together, or a package is missing.
+        UsageError: the options contradict each other, or a package is missing.
     """
     quantization = getattr(config, "quantization_config", None)
     method = quantization.get("quant_method", "unknown method") if quantization else None
@@ -119,10 +118,10 @@ def check(name: str, place: Placement, config: Any, adapters: Sequence[Adapter] 
 
 
 def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
-    """Return the part of one rank of a model that transformers splits as its family's plan says.
+    """Return the part of one rank of a model that transformers splits by its family's plan.
 
     Raises:
-        UsageError: it cannot be split; the message says what can be done instead.
+        UsageError: the model cannot be split; the message has an alternative.
     """
     other = "--device-map auto or --parallel-mode lookahead"
     plan = model.tp_plan or {}
@@ -132,7 +131,7 @@ def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
             f" transformers; use {other}"
         )
     heads = any("attn" in part and style in _OWN_HEADS for part, style in plan.items())
-    # A head, or an expert, that is cut in two would still give a text, and another one.
+    # A head, or an expert, that is cut in two would yield a different text without an error.
     numbers = {"key/value head": spec.kv_heads, "head": spec.heads} if heads else {}
     numbers["feed-forward column"] = spec.inner
     if uneven := [counted(n, what) for what, n in numbers.items() if n % ranks]:
@@ -145,7 +144,7 @@ def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
 
 
 def _is_cut(plan: dict[str, str], name: str) -> bool:
-    """Whether the plan gives each rank a part of the parameter of this name."""
+    """Return True if the plan splits the parameter of this name over ranks."""
     general = re.sub(r"\.\d+(?=\.|$)", ".*", name)
     style = plan.get(general) or plan.get(general.rpartition(".")[0]) or ""
     return style.startswith(_CUT)
@@ -154,8 +153,8 @@ def _is_cut(plan: dict[str, str], name: str) -> bool:
 def keywords(
     place: Placement, config: Any, dtype: torch.dtype, need: MemoryNeed | None
 ) -> dict[str, Any]:
-    """Return keywords of `from_pretrained` for a placement that passed `check`; a device map leaves
-    room for what decoding takes, its `need`."""
+    """Return keywords of `from_pretrained` for a checked placement; a device map leaves room for
+    decoding, which has the given `need`."""
     import transformers
 
     options: dict[str, Any] = {}
@@ -165,18 +164,18 @@ def keywords(
 
         options["distributed_config"] = DistributedConfig(tp_size=place.split, tp_plan="auto")
         if place.device.kind == "cuda":
-            # That is where transformers reads which GPU is this rank's.
+            # transformers reads the GPU of this rank from this variable.
             os.environ.setdefault("LOCAL_RANK", place.device.torch_name.partition(":")[2] or "0")
     elif place.device_map is not None:
         options["device_map"] = place.device_map
-        # For what goes to the disk and is not in the checkpoint as it is needed.
+        # For weights on the disk whose form differs from the checkpoint's.
         folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
         _OFFLOADED.append(folder)
         options["offload_folder"] = folder.name
         if need is not None:
             options["max_memory"] = _limits(need)
     elif importlib.util.find_spec("accelerate") and (place.device.kind != "cpu" or quantised):
-        # Straight to the device; quantised weights would go to any GPU that is there.
+        # Straight to the device; otherwise quantised weights would go to any GPU.
         options["device_map"] = place.device.torch_name
     if place.packs:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -184,18 +183,18 @@ def keywords(
             load_in_8bit=place.quantize == "8bit",
             bnb_4bit_quant_type="nf4",
             bnb_4bit_compute_dtype=dtype,
-            # With the default threshold a result depends on the other tokens of the batch.
+            # With the default threshold, results depend on the other tokens of the batch.
             llm_int8_threshold=0.0,
         )
     return options
 
 
 def _limits(need: MemoryNeed) -> dict[int | str, int]:
-    """Return the bytes of weights that each device may take, so that decoding has room beside."""
+    """Return the most bytes of weights for each device, leaving room for decoding."""
     gpus, spare = free_bytes()
     if not gpus:
         return {"cpu": max(int(usable(spare) - need.cache - need.step), 0)}
-    # A device's layers have their keys there, and each of their steps is made there.
+    # Each device also holds the keys of its layers, and computes their part of each step.
     limits: dict[int | str, int] = {
         index: max(int(usable(free) - need.step - need.cache * free / sum(gpus)), 0)
         for index, free in enumerate(gpus)
@@ -205,6 +204,6 @@ def _limits(need: MemoryNeed) -> dict[int | str, int]:
 
 def free_bytes() -> tuple[list[float], float]:
     """Return the free bytes of each GPU that a device map can use, and of the processor, which
-    takes what they have no room for."""
+    holds the rest of the weights."""
     *others, processor = present()
     return [free_memory(gpu) for gpu in others if gpu.kind == "cuda"], free_memory(processor)
