@@ -11,7 +11,7 @@ Glossary (letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057
   possibly a *window*.
 - *window* (W): the lookahead window of W columns; *ngram* (N): the length of its n-grams, so that
   it has N - 1 rows of *cells*; *guesses* (G): n-grams kept and verified per first token.
-- *source*: where a candidate comes from: `context` (the text), `trajectory` (the window), or
+- *source*: the origin of a candidate: `context` (the text), `trajectory` (the window), or
   `recycled` (tokens that the model found probable earlier), or `forced` (the only token that a
   grammar allows).
 - *accepted*: a draft token that the model itself chooses; *bonus token*: the token that the model

@@ -173,13 +173,13 @@ class SamplingConfig:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is always chosen."""
+        """True if the most probable token is always chosen."""
         return self.temperature == 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a generation ends, whatever the strategy.
+    """The limits that end a generation under any strategy.
 
     Raises:
         ConfigError: `max_new_tokens` is negative.

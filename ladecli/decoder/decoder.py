@@ -106,7 +106,7 @@ class Decoder:
             prompt: token ids, at least one.
             strategy: a fresh one from `make_strategy`.
             sampling: how to choose tokens; greedy if None.
-            limits: where to end.
+            limits: the ends of the text.
             processors: transformers' logits processors, applied before `sampling`.
             detailed: whether steps say what they tried; see `events.Detail`.
             executor: runs the steps; None for the decoder's own.

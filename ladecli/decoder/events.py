@@ -72,12 +72,12 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How many seconds the parts of a step took."""
+    """The seconds of a step by its parts."""
 
     draft: float  # proposing a draft, and laying out the step
     forward: float  # the forward, and choosing tokens
     commit: float  # updating the text and the cache
-    learn: float  # what the strategy learns
+    learn: float  # learning of the strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Step:
     seconds: float
     """Wall time of the step, drafting and verification included.  The time that the caller takes
     between events counts only if it overlaps with a captured step."""
-    times: StepTimes  # where the seconds went
+    times: StepTimes  # the seconds by part
     detail: Detail | None = None  # what was tried; None unless the caller asked for it
 
 

@@ -20,7 +20,7 @@ class Grammar(Protocol):
     """
 
     def forced(self, path: Sequence[int]) -> int | None:
-        """Return the only token that may follow a path; None where there are several."""
+        """Return the only token that may follow a path; None if there are several."""
 
     def allowed(self, path: Sequence[int]) -> TokenSet | None:
-        """Return the tokens that may follow a path; None where any may."""
+        """Return the tokens that may follow a path; None if any may."""

@@ -39,7 +39,7 @@ class WindowBlock:
     """Indices of the cells in the last row; -1 stands for the current token, if the only row is
     row 0."""
     filled: bool
-    """Whether all rows are there, so that the outputs complete n-grams."""
+    """True if the window has all rows, so that the outputs complete n-grams."""
 
     def rows(self, current: int) -> tuple[tuple[int, ...], ...]:
         """Return the cells as rows of the window, with the current token in cell (0, 0)."""
@@ -110,7 +110,7 @@ class LookaheadWindow:
 
     @property
     def filled(self) -> bool:
-        """Whether all rows are there, so that the last row's outputs complete n-grams."""
+        """True if the window has all rows, so that the last row's outputs complete n-grams."""
         return len(self.rows) == self._full_rows
 
     @property

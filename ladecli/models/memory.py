@@ -124,7 +124,7 @@ class MemoryRequest:
 
     @property
     def least(self) -> int:
-        """With fewer tokens of context, the model is not usable."""
+        """The context in tokens below which the model is not usable."""
         return min(self.context, LEAST_CONTEXT)
 
     def need(self, spec: ModelSpec, context: int | None = None) -> MemoryNeed:

@@ -39,11 +39,11 @@ GENERATE_CACHE = CACHE_NAMES[Version("5.24.dev0") > _HERE]
 
 
 MAKES_QUANTISED = hasattr(torch, "_make_per_channel_quantized_tensor")
-"""Whether torch has tensors of a quantised type: 2.13 warns that a later version will not."""
+"""True if torch has tensors of a quantised type, which 2.13 announces to remove."""
 
 
 def quantised_tensor(values: Tensor, scales: Tensor) -> Tensor:
-    """Integers with a scale for each row as one of torch's quantised tensors."""
+    """Return integers with a scale for each row as one of torch's quantised tensors."""
     zeros = torch.zeros(len(values), dtype=torch.int64)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*quantized tensor creation")
@@ -52,14 +52,14 @@ def quantised_tensor(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def packs_halves() -> bool:
-    """Whether torch has products with weights in float16 here: by fbgemm, for x86 with AVX2."""
+    """Return True if torch has products with weights in float16: by fbgemm, on x86 with AVX2."""
     engines = torch.backends.quantized
     here = engines.engine in ("x86", "fbgemm") and "fbgemm" in engines.supported_engines
     return here and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
 
 
 def script(code: _Code) -> _Code:
-    """A function or a module as TorchScript's interpreter runs it; as it is where torch has none.
+    """Return a function or a module compiled by TorchScript; unchanged if that is not possible.
 
     torch 2.13 warns that TorchScript is deprecated, and not supported on Python 3.14.
     """
@@ -73,7 +73,7 @@ def script(code: _Code) -> _Code:
 
 @cache
 def scripted(function: _Code) -> _Code:
-    """See `script`; of each function once."""
+    """See `script`; each function is compiled once."""
     return script(function)
 
 

@@ -23,8 +23,8 @@ from .in_blocks import KeyBlock, attend_in_blocks
 from .invariant import blocks as blocks_of
 
 MOST_TOKENS = 64
-"""The widest step that TorchScript runs: in wider ones Python takes no time, and Ctrl-C is heard
-between two of its calls."""
+"""The widest step that TorchScript runs.  In wider steps Python's share of the time is negligible,
+and Ctrl-C takes effect between two of its calls."""
 
 
 class CpuLayer(NamedTuple):
@@ -34,9 +34,9 @@ class CpuLayer(NamedTuple):
     norms: Norms
     scaling: float
     view: int
-    """Place of what its queries see, in the arguments of `CpuLayers`."""
+    """Index of its mask in the arguments of `CpuLayers`."""
     rotary: int
-    """Place of its rotary embedding there; -1 without positions."""
+    """Index of its rotary embedding there; -1 without positions."""
     activation: str
     residual_scale: float
     qkv: Linear
@@ -46,8 +46,8 @@ class CpuLayer(NamedTuple):
 
 
 class CpuLayers(nn.Module):
-    """The layers of a model, held as TorchScript holds them: given with every step they would be
-    converted anew, which took 4 % of a step of SmolLM2-135M in 8 bits."""
+    """The layers of a model, kept in TorchScript's form: converting them in every step would take
+    4 % of a step of SmolLM2-135M in 8 bits."""
 
     layers: list[CpuLayer]
 
@@ -132,13 +132,13 @@ def add(residual: Tensor, update: Tensor, norm: Norm | None, scale: float) -> No
 
 
 class ScriptedLayers:
-    """Runs layers by TorchScript, where torch has it; a `forward.RunLayers`.
+    """Runs layers by TorchScript, if torch has it; a `forward.RunLayers`.
 
     Args:
-        layers: whose weights have `cpu_layouts`, without a soft cap.
+        layers: without a soft cap, their weights in `cpu_layouts`.
         kinds: of rotary embeddings, in their order.
-        residual_scale: of what each branch adds.
-        invariant: whether attention is batch-invariant; see `backends.invariant`.
+        residual_scale: of the output of each branch.
+        invariant: True if attention is batch-invariant; see `backends.invariant`.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class ScriptedLayers:
         invariant: bool,
     ) -> None:
         self._invariant = invariant
-        # What queries see: a sliding window, and how many of them share a key.
-        views = [(each.attends.window, each.heads.queries // each.heads.keys) for each in layers]
+        # The shapes of masks: a sliding window, and the number of queries that share a key.
+        views = [(x.attends.window, x.heads.queries // x.heads.keys) for x in layers]
         self._views = [*dict.fromkeys(views)]
         self._count = len(layers)
         self._layers = script(CpuLayers())
@@ -164,7 +164,7 @@ class ScriptedLayers:
                     -1 if layer.rotary is None else kinds.index(layer.rotary),
                     layer.activation,
                     residual_scale,
-                    *(each.linear for each in layer.products if isinstance(each, CpuLinear)),
+                    *(p.linear for p in layer.products if isinstance(p, CpuLinear)),
                 )
                 for layer, view in zip(layers, views, strict=True)
             ]
@@ -174,7 +174,7 @@ class ScriptedLayers:
     def make(
         cls, invariant: bool, layers: Sequence[Layer], kinds: Sequence[str], residual_scale: float
     ) -> "ScriptedLayers | None":
-        """Return what runs layers; None if some of them cannot be scripted."""
+        """Return a runner of layers; None if some of them cannot be scripted."""
         for layer in layers:
             plain = all(isinstance(product, CpuLinear) for product in layer.products)
             if not plain or layer.attends.softcap is not None:
@@ -184,11 +184,11 @@ class ScriptedLayers:
     def __call__(
         self, residual: Tensor, rotary: Mapping[str, Rotary], mask: StepMask, cache: StepCache
     ) -> bool:
-        """Run a step [T, n] through all layers, which add what they find to it.
+        """Run a step [T, n] through all layers, which add their outputs to it.
 
         Returns:
-            Whether that is done: the host must know where keys go, and a single thread must
-            compute what is batch-invariant.
+            False if the step cannot be run here, because it is too wide, the host does not know the
+            slots of its keys, or several threads would compute batch-invariant attention.
         """
         count = len(residual)
         if count > MOST_TOKENS or (self._invariant and torch.get_num_threads() > 1):

@@ -29,7 +29,7 @@ PADDED_ROWS = 4
 PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
 ALIKE_ROWS = 96
-"""Rows of halves that are multiplied at once where they are to be alike; see `rows_alike`."""
+"""Rows of halves that are multiplied at once if they must be alike; see `rows_alike`."""
 CHECKED_AT_ONCE = 1 << 14
 """Numbers of a weight that are checked at once. Each copy of them stays in a processor's cache, and
 is too small for malloc to map pages for it, which takes most of the time of larger copies."""
@@ -74,7 +74,7 @@ def project(x: Tensor, linear: Linear) -> Tensor:
 def multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """[T, in] -> [T, out] in the type of the input."""
     form, numbers = weight.form, weight.numbers
-    # To compare names takes time, too: the forms of most steps come first.
+    # The most frequent forms come first, since comparing names takes time, too.
     if form == "integers":
         product = _integers(x.float(), weight)
     elif form == "halves":
@@ -84,7 +84,7 @@ def multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     elif form == "rows":
         return F.linear(x.to(numbers.dtype), numbers, bias).to(x.dtype)
     elif form == "alike halves":
-        product = torch.cat([_alike_halves(each, weight) for each in torch.split(x, weight.part)])
+        product = torch.cat([_alike_halves(rows, weight) for rows in torch.split(x, weight.part)])
     else:
         product = _integers_twice(x.float(), weight)
     if bias is not None:
@@ -95,16 +95,16 @@ def multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
 def _packed(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     count, numbers = x.shape[0], weight.numbers
     padded = F.pad(x, [0, 0, 0, weight.rows - count]) if count < weight.rows else x
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(
         padded.to(numbers.dtype), numbers, bias, "none", [], ""
     )
-    return (found[:count] if count < weight.rows else found).to(x.dtype)
+    return (product[:count] if count < weight.rows else product).to(x.dtype)
 
 
 def _halves(x: Tensor, weight: Weight) -> Tensor:
     packed = weight.packed
     assert packed is not None
-    x = x * weight.numbers  # float32, whatever the input; by a power of two, which rounds nothing
+    x = x * weight.numbers  # float32 for any input; scaling by a power of two does not round
     products = [torch.ops.quantized.linear_dynamic_fp16(x, piece) for piece in packed]
     return products[0] if len(products) == 1 else torch.cat(products, -1)
 
@@ -220,8 +220,8 @@ def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
 @cache
 @torch.inference_mode()
 def rows_alike() -> int | None:
-    """The number in multiples of which `halves` multiplies rows alike, up to `ALIKE_ROWS`; None
-    where there is none.
+    """Return the number of rows in multiples of which `halves` multiplies every row alike, up to
+    `ALIKE_ROWS`; None if there is none.
 
     The kernels are for up to 6 or 14 rows, and those for one or two add up in another order.
     """
@@ -236,7 +236,8 @@ def rows_alike() -> int | None:
 
 
 def _unit_of(weight: Tensor) -> float:
-    """The power of two in which a weight's largest number is just below where float16 ends."""
+    """Return the power of two by which the largest number of a weight comes just below the largest
+    float16."""
     least, most = torch.aminmax(weight)
     largest = max(-least.item(), most.item())
     return 2.0 ** (math.frexp(largest)[1] - LARGEST_HALF) if math.isfinite(largest) else math.nan
@@ -247,22 +248,22 @@ FORMS: dict[str, Callable[[Tensor], Form]] = {
     "packed": packed,
     "halves": halves,
 }
-# A single row of bfloat16 oneDNN would add up in another order.
+# oneDNN adds up a single row of bfloat16 in another order, so rows come at least in pairs.
 ALIKE: dict[str, Callable[[Tensor], Form]] = {
     "packed": partial(packed, least=2),
     "halves": partial(halves, alike=True),
 }
-"""Those that there are with rows that do not depend on one another."""
+"""The forms whose rows do not depend on one another."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """On a CPU: one matrix in a form, and its bias."""
+    """A matrix in a form for CPUs, and its bias."""
 
     form: Form
     bias: Tensor | None
     alike: bool
-    """Whether a row of the product does not depend on the others, bit for bit."""
+    """True if a row of the product does not depend on the others, bit for bit."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
@@ -271,14 +272,14 @@ class CpuLinear:
 
     @property
     def rounding(self) -> torch.dtype:
-        """What inputs and outputs are rounded to: the type of a weight that is multiplied as it is,
-        float32 for others."""
+        """The type to which inputs and outputs are rounded: that of a weight that is multiplied
+        without unpacking, float32 for others."""
         weight = self.form.weight
         return weight.numbers.dtype if weight.form in ("rows", "packed") else torch.float32
 
     @property
     def linear(self) -> Linear:
-        """The same for TorchScript."""
+        """The same values for TorchScript."""
         return Linear(self.form.weight, self.bias)
 
 
@@ -289,8 +290,8 @@ def alike_forms(weight: Tensor) -> list[str]:
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs weights of a type here, and its products with them are fast: those of
-    bfloat16 are where the processor multiplies in it, and slow where oneDNN converts it first."""
+    """Return True if oneDNN packs weights of a type and multiplies them fast on this processor;
+    bfloat16 is slow if the processor cannot multiply it and oneDNN converts it first."""
     if dtype == torch.bfloat16:
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         x86 = torch.cpu._is_avx2_supported()
@@ -301,7 +302,7 @@ def packs(dtype: torch.dtype) -> bool:
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """Return the type of activations beside weights of a type.
 
-    On x86 it is float32: what is between products takes less time in it, and rounds less.  Products
+    On x86 it is float32, in which operations between products are faster and round less.  Products
     themselves may round to the type of a weight; see `CpuLinear.rounding`.
     """
     halved = dtype in (torch.bfloat16, torch.float16) and packs_halves()
@@ -309,7 +310,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def possible(weight: Tensor) -> list[str]:
-    """Return the forms that a weight may have: those of its type, and halves if these hold it."""
+    """Return the forms that a weight may have: those of its type, halves only if they are exact."""
     forms = forms_of(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
@@ -320,7 +321,7 @@ def possible(weight: Tensor) -> list[str]:
 
 
 def _is_held(numbers: Tensor, unit: float) -> bool:
-    """Return whether halves hold numbers: those that are bfloat16 have few enough digits."""
+    """Return True if halves hold numbers exactly, as they do numbers that are also bfloat16."""
     if numbers.dtype == torch.float32 and not (numbers.view(torch.int32) & 0xFFFF).any():
         return True
     scaled = numbers.float() / unit

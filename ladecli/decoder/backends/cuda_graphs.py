@@ -226,9 +226,9 @@ class CapturedCache:
 class CapturedStep:
     """A captured step."""
 
-    inputs: StaticInputs  # what it reads
-    replay: Work  # launches it
-    logits: Tensor  # where it leaves them, [T, vocabulary]
+    inputs: StaticInputs
+    replay: Work  # launches the step
+    logits: Tensor  # its output, [T, vocabulary]
 
 
 class CudaGraphs(Executor):
@@ -267,7 +267,7 @@ class CudaGraphs(Executor):
     def widths(self, limit: int) -> Sequence[int]:
         """See `Executor`."""
         widths = *(width for width in CAPTURED_WIDTHS if width < limit), limit
-        captured = {each for each in widths if captured_width(each) not in self._uncaptured}
+        captured = {width for width in widths if captured_width(width) not in self._uncaptured}
         return sorted({1, *captured}) if captured else ()
 
     @torch.inference_mode()
@@ -354,23 +354,23 @@ class CudaGraphs(Executor):
         return max(key.width, CAPTURED_WIDTHS[-1])
 
     def _compute(self, key: GraphKey, inputs: StaticInputs) -> None:
-        """All that a captured step computes."""
-        # New ones in every run: what they keep belongs to it.
+        """Run the forward of a captured step, and copy its logits."""
+        # New objects in every run, since they keep results of the run.
         mask = CapturedMask(inputs.mask, key.slots)
         cache = CapturedCache(self.cache, inputs.mask.length, key.width, key.slots)
         numbers = inputs.tokens, inputs.positions
         step = StepInputs(*numbers, mask, None, key.slots, key.last_position)
         with quiet(), sdpa_kernel(SDPA):
-            found = self.model.forward(step, cache)
+            logits = self.model.forward(step, cache)
         rows = self._rows_for(key)
         if rows not in self._logits:
-            # Before the capture: the first run finds out how large they are.
-            self._logits[rows] = found.new_empty((rows, found.shape[-1]))
-        self._logits[rows][: key.width].copy_(found)
+            # This is the first run, before the capture, which shows the size of the logits.
+            self._logits[rows] = logits.new_empty((rows, logits.shape[-1]))
+        self._logits[rows][: key.width].copy_(logits)
 
 
 def _rows(logits: Tensor, outputs: Sequence[int]) -> Tensor:
-    """Return the rows of logits that a layout asks for; without a copy where they are adjacent."""
+    """Return the rows of logits that a layout asks for, without a copy if they are adjacent."""
     first, count = outputs[0], len(outputs)
     if list(outputs) == [*range(first, first + count)]:
         return logits[first : first + count]

@@ -76,13 +76,13 @@ _SELECTIONS = ("index_topk", "index_topk_blocks", "indexer_budget")
 
 
 def known_families() -> set[str]:
-    """Return the families of which it is known how they are decoded; the tests decode them."""
+    """Return the families that are known to work; the tests decode them."""
     named = f"{STOCK} {HYBRIDS} {_OTHERS}".split()
     return {*FAMILIES, *named, *_NO_TREES} - {*UNTRIED.split()}
 
 
 def refusal(config: Any) -> str | None:
-    """Why a model with this configuration cannot be decoded here, or None."""
+    """Return why a model with this configuration cannot be decoded here, or None."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     text = config.get_text_config(decoder=True)
@@ -93,7 +93,7 @@ def refusal(config: Any) -> str | None:
 
 
 def no_trees(config: Any) -> str | None:
-    """Why trees of drafts cannot be verified by a model with this configuration, or None."""
+    """Return why a model with this configuration cannot verify trees of drafts, or None."""
     text = config.get_text_config(decoder=True)
     for family in (config.model_type, text.model_type):
         if family in _NO_TREES:
@@ -113,14 +113,14 @@ def no_trees(config: Any) -> str | None:
 
 
 def accepts_multi_token_steps(config: Any) -> bool:
-    """Whether a model with this configuration may be fed several tokens after a text at once."""
+    """Return True if a model with this configuration can be fed several tokens after a text."""
     text = config.get_text_config(decoder=True)
     return no_trees(config) != _RECURRENT or text.model_type in _MULTI_TOKEN
 
 
 def may_verify_chains(config: Any) -> bool:
-    """Whether a chain of drafts leaves the logits before it as they are; a trial finds out more."""
-    # Which keys are dropped may depend on those that follow.
+    """Return True if logits may not depend on a chain of drafts after them; a trial decides."""
+    # In sparse attention, the choice of keys may depend on later ones.
     return accepts_multi_token_steps(config) and no_trees(config) != _SPARSE
 
 
@@ -128,7 +128,7 @@ def model_facts(config: Any) -> ModelFacts:
     """Return the facts about a model, from its configuration.
 
     Raises:
-        UnsupportedModelError: naming the family and the reason, or what is wrong.
+        UnsupportedModelError: names the family and the reason, or a fault of the configuration.
     """
     if why := refusal(config):
         raise UnsupportedModelError(
@@ -143,7 +143,7 @@ def model_facts(config: Any) -> ModelFacts:
     most = min((n for n in made_for if n and n > 0), default=None)
     ropes = [] if most is None else _ropes(text, most)
     changing = [rope for rope in ropes if rope.kind in ("longrope", "dynamic")]
-    # Where scaling is linear, files differ in whether the length that they state is that before it.
+    # For linear scaling, some files state the length before scaling, and others that after it.
     sure = [rope.scaled for rope in ropes if rope.kind != "linear"]
     why_no_trees = no_trees(config)
     kinds = getattr(text, "layer_types", None)

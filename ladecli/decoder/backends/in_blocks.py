@@ -67,8 +67,8 @@ def attend_in_blocks(
         if part.shape[2] < least_keys:
             missing = least_keys - part.shape[2]
             part, values = F.pad(part, [0, missing]), F.pad(values, [0, 0, 0, missing])
-        found = torch.bmm(part, values)
-        total = found if number == 0 else total.add_(found)
+        product = torch.bmm(part, values)
+        total = product if number == 0 else total.add_(product)
     return total.div_(denominator)[:, :count]
 
 

@@ -97,8 +97,8 @@ def holds_int8(model: nn.Module) -> bool:
 
 
 def rotation(count: int) -> Tensor:
-    """What blocks of an input of a number of features are multiplied with, float32 [b, b]: a
-    Hadamard matrix, which is its own inverse; [[1]] where nothing is rotated."""
+    """Return the rotation of blocks of an input with a number of features, float32 [b, b]: a
+    Hadamard matrix, which is its own inverse; [[1]] if nothing is rotated."""
     size = math.gcd(count, LARGEST_BLOCK) if has_vnni() else 1
     matrix = torch.ones((1, 1))
     while len(matrix) < size:
@@ -107,7 +107,7 @@ def rotation(count: int) -> Tensor:
 
 
 def integers(weight: Rows, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [out, in], rotated, as int8, and the scales of its rows, float32 [out]."""
+    """Return a weight [out, in], rotated, as int8, and the scales of its rows, float32 [out]."""
     count, width = weight.shape
     values, scales = torch.empty((count, width), dtype=torch.int8), torch.empty(count)
     step = max(AT_ONCE // width, 1)
@@ -120,21 +120,21 @@ def integers(weight: Rows, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear(nn.Module):
-    """A linear layer.
+    """A linear layer in 8 bits.
 
     Args:
-        linear: what it is made of.
-        weight: that of the layer, if it does not have it itself.
+        linear: the original layer.
+        weight: its weight, if the layer does not have it itself.
 
     Attributes:
-        rows: which outputs of its product are its own; see `share_product`.
+        rows: the outputs of the product that belong to this layer; see `share_product`.
     """
 
     def __init__(self, linear: nn.Linear, weight: Rows | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        # Until the product is needed: most layers share one, which is packed once.
+        # Only until the product is needed, since most layers share one, which is packed once.
         self._integers: tuple[Tensor, Tensor] | None = integers(
             linear.weight.detach() if weight is None else weight, rotation(linear.in_features)
         )
@@ -143,7 +143,7 @@ class Int8Linear(nn.Module):
 
     @property
     def product(self) -> Form:
-        """What it multiplies with."""
+        """The product, perhaps shared with other layers."""
         if self._product is None:
             self.share(int8_form(*self.integers), 0)
         assert self._product is not None
@@ -155,24 +155,24 @@ class Int8Linear(nn.Module):
         return self._integers or _unpacked(self.product.weight)
 
     def share(self, product: Form, start: int) -> None:
-        """Multiply with a product from now on, whose outputs from `start` on are its own."""
+        """Use a product from now on, whose outputs from `start` on belong to this layer."""
         self._product, self._integers = product, None
         self.rows = slice(start, start + self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        found = self.product(x.flatten(0, -2), None)[:, self.rows]
+        product = self.product(x.flatten(0, -2), None)[:, self.rows]
         if self.bias is not None:
-            found = found + self.bias
-        return found.view(*x.shape[:-1], self.out_features)
+            product = product + self.bias
+        return product.view(*x.shape[:-1], self.out_features)
 
 
 def share_product(parts: Sequence[Int8Linear]) -> Form:
-    """Let layers that read the same input share a product, and return it: [T, in] -> [T, out], the
-    outputs of all of them side by side.
+    """Let layers that read the same input share a product, and return it: [T, in] -> [T, out], with
+    the outputs of all layers side by side.
 
-    Each of them multiplies with all of it from then on.  For another decoder of the model it is the
-    same one: layers share with the same others always, in one order.
+    Each layer computes the whole product from then on.  Another decoder of the same model gets the
+    same product, since a layer always shares with the same others in the same order.
     """
     first = parts[0]._product
     if len(parts) > 1 and (first is None or any(part._product is not first for part in parts)):
@@ -186,15 +186,15 @@ def share_product(parts: Sequence[Int8Linear]) -> Form:
 
 
 class HalfEmbedding(nn.Module):
-    """An embedding whose rows have 16 bits, or are stored otherwise; they are made plain as they
-    are looked up, and scaled if the family (Gemma) has that.
+    """An embedding in 16 bits or in another form, whose rows are unpacked on lookup, and scaled if
+    the family (Gemma) requires it.
 
     Args:
-        embedding: what it is made of.
-        weight: that of the embedding, if it does not have it itself.
+        embedding: the original embedding.
+        weight: its weight, if the embedding does not have it itself.
 
     Attributes:
-        weight: [vocabulary, n]; no parameter, for these get other types.
+        weight: [vocabulary, n]; not a parameter, since parameters are converted to other types.
         scale: of all rows.
     """
 
@@ -203,7 +203,7 @@ class HalfEmbedding(nn.Module):
         weight = embedding.weight.detach() if weight is None else weight
         if isinstance(weight, Tensor):
             kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
-            # A copy in any case: a part of a file would keep all of it in memory.
+            # Always a copy, since a view of a file would keep the whole file in memory.
             weight = weight.to(kind, copy=True)
         self.weight = weight
         self.scale = getattr(embedding, "embed_scale", 1.0)
@@ -215,13 +215,13 @@ class HalfEmbedding(nn.Module):
 
 
 def int8_form(values: Tensor, scales: Tensor) -> Form:
-    """A weight of integers as a CPU multiplies with it.
+    """Return a weight of integers in the form in which a CPU multiplies it.
 
     Args:
         values: int8 [out, in], rotated.
         scales: float32 [out].
     """
-    # The whole process has one, and nothing else in it has quantised products.
+    # The engine is global to the process, in which nothing else uses quantised products.
     torch.backends.quantized.engine = _ENGINE
     pieces = zip(pieces_of(values), pieces_of(scales), strict=True)
     packed = [torch.ops.quantized.linear_prepack(quantised_tensor(*one), None) for one in pieces]
@@ -231,7 +231,7 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
 
 
 def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
-    """Return the numbers that a weight of integers was made of: `int8_form`'s arguments."""
+    """Return the arguments of `int8_form` from a weight of integers."""
     pieces = [torch.ops.quantized.linear_unpack(piece)[0] for piece in weight.packed or ()]
     values = torch.cat([piece.int_repr() for piece in pieces])
     return values, torch.cat([piece.q_per_channel_scales() for piece in pieces]).float()

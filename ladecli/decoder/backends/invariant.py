@@ -1,19 +1,20 @@
-"""Attention on a CPU whose result for a token does not depend on the step it is computed in.
+"""Attention on a CPU whose result for a token does not depend on the other tokens of the step.
 
 Plain decoding computes a token alone; a step with drafts computes it among others, its keys in
-other slots, with those of rivals in between.  Matrix products and vector instructions then add in
-another order, so that texts part where two tokens are nearly as good.  Here both add alike, bit
-for bit ("batch invariance": He et al., "Defeating nondeterminism in LLM inference", 2025):
+other slots, with keys of rival candidates in between.  Matrix products and vector instructions then
+add in another order, so that texts diverge at near-ties.  Here both add in the same order, bit for
+bit ("batch invariance": He et al., "Defeating nondeterminism in LLM inference", 2025):
 
-- Keys are taken in blocks of `BLOCK` positions from the text's first one on, and the sums of blocks
-  are added one by one.  A block's product runs through its keys in their order, in which those that
-  a token does not see are zeros.  Weights are added up exactly.
-- Products have shapes for which the library takes one and the same way: no few rows or keys, and
-  no more keys than it adds in one go.
-- No number is left over when vectors are filled: for those libraries compute other exponentials.
-- One thread computes: several share products out by their size.
+- Keys are taken in blocks of `BLOCK` positions from the start of the text, and the sums of blocks
+  are added one by one.  A block's product adds its keys in their order, with zeros for those that a
+  token does not see.  Weights are added up exactly.
+- Products have shapes for which the library uses the same kernel: not too few rows or keys, and no
+  more keys than it adds in one go.
+- The numbers fill whole vectors, since libraries compute the exponentials of a remainder
+  differently.
+- A single thread computes, since several would split products by their size.
 
-What libraries do is theirs to change: a trial at load finds out whether it is so here.
+Libraries may change these properties, so a trial at load checks them.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from .compat import scripted
 from .in_blocks import KeyBlock, attend_in_blocks
 
 BLOCK, WIDEST = 128, 64
-"""Positions whose keys are one sum, and tokens that are computed at once; wider steps are cut.  Of
-more keys than both together libraries make several sums."""
+"""The positions of a block, and the most tokens that are computed at once; wider steps are cut.
+Libraries split sums over more keys than both together."""
 
 
 def invariant_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
-    """Attention in float32; arguments as in `reference_attention`, keys and values float32.
+    """Compute attention in float32; arguments as in `reference_attention`, keys and values float32.
 
-    Sinks are left to the reference: no model that is batch-invariant has any.
+    Attention sinks use the reference, since no batch-invariant model has any.
     """
     if rules.sinks is not None:
         return reference_attention(query, key, value, mask, rules)
     if query.shape[2] <= WIDEST:
         with one_thread():
             return _attention(query, key, value, mask, rules).to(query.dtype)
-    found = []
-    for part in parts(mask, WIDEST):
+    outputs = []
+    for part in substeps(mask, WIDEST):
         own = query[:, :, part.places], key[:, :, part.slots], value[:, :, part.slots]
         with one_thread():
-            found.append(_attention(*own, part.mask, rules)[:, :, part.results])
-    return torch.cat(found, dim=2).to(query.dtype)
+            outputs.append(_attention(*own, part.mask, rules)[:, :, part.results])
+    return torch.cat(outputs, dim=2).to(query.dtype)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules) -> Tensor:
@@ -75,29 +76,29 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules:
     return attended.reshape(1, heads, count, -1)
 
 
-class StepPart(NamedTuple):
-    """A part of a step, as a step of its own."""
+class Substep(NamedTuple):
+    """A part of a step that can be computed alone."""
 
-    places: Tensor  # the tokens that take part: those that it is for, and those that they see
+    places: Tensor  # indices of its tokens: those whose results it yields, and those that they see
     slots: Tensor  # of the keys that these see
-    results: Tensor  # which of them it is for
+    results: Tensor  # indices in `places` of the tokens whose results it yields
     mask: StepMask
 
 
-def parts(mask: StepMask, most: int) -> list[StepPart]:
-    """Return a step as several of at most `most` tokens each, as long as no token sees more."""
-    return mask.once("parts", lambda: [*_make_parts(mask, most)])
+def substeps(mask: StepMask, most: int) -> list[Substep]:
+    """Split a step into parts of at most `most` tokens, unless a token sees more."""
+    return mask.once("substeps", lambda: [*_make_substeps(mask, most)])
 
 
 def blocks(mask: StepMask, sliding_window: int | None) -> list[KeyBlock]:
-    """Return all keys by blocks of `BLOCK` positions, the first of which begins with the text."""
+    """Return all keys by blocks of `BLOCK` positions from the start of the text."""
     first = mask.first_slot(sliding_window)
     return mask.once(("blocks", first), lambda: [*_make_blocks(mask, first)])
 
 
-def _make_parts(mask: StepMask, most: int) -> Iterator[StepPart]:
+def _make_substeps(mask: StepMask, most: int) -> Iterator[Substep]:
     rows = mask.rows
-    # The first tokens follow one another, and all later ones see them.
+    # `text`: the number of leading tokens in sequence, which all later tokens see.
     text = len(rows)
     for place, row in enumerate(rows):
         followed = (~row & (row + 1)).bit_length() - 1
@@ -105,24 +106,24 @@ def _make_parts(mask: StepMask, most: int) -> Iterator[StepPart]:
             text = min(text, followed)
     first = start = 0
     while first < len(rows):
-        # Drafts see few of the others: as many of them at once as see no more than fit.
+        # Drafts see few other tokens, so many of them fit into one part.
         seen, end = rows[first] >> start, first + 1
         while end < len(rows) and (more := seen | rows[end] >> start).bit_count() <= most:
             seen, end = more, end + 1
         places = [start + place for place in range(seen.bit_length()) if seen >> place & 1]
-        yield _part(mask, range(first, end), places, start)
+        yield _substep(mask, range(first, end), places, start)
         first, start = end, min(end, text)
 
 
-def _part(mask: StepMask, results: range, places: Sequence[int], start: int) -> StepPart:
-    """Return the part for the tokens at some places; those before `start` are of the text."""
+def _substep(mask: StepMask, results: range, places: Sequence[int], start: int) -> Substep:
+    """Return the part with the tokens at `places`; those before `start` belong to the text."""
     assert mask.prefix is not None
     shown = dense(mask.rows)[np.ix_(places, places)]
     words = np.packbits(shown, axis=1, bitorder="little")
     rows = [int.from_bytes(row.tobytes(), "little") for row in words]
     positions = [mask.positions[place] for place in places]
     cached, own = mask.prefix + start, torch.tensor(places)
-    return StepPart(
+    return Substep(
         places=own,
         slots=torch.cat((torch.arange(cached), mask.prefix + own)),
         results=torch.searchsorted(own, torch.tensor([*results])),
@@ -140,7 +141,7 @@ def _make_blocks(mask: StepMask, first: int) -> Iterator[KeyBlock]:
     if mask.last_position < edge + BLOCK:
         yield KeyBlock(max(edge - first, 0), slots - first)
         return
-    # The step's own keys are of several blocks, and stand in any order.
+    # The step's own keys belong to several blocks, and are in any order.
     positions = np.array([*range(edge, prefix), *mask.positions])
     for start in range(edge, mask.last_position + 1, BLOCK):
         inside = (positions >= start) & (positions < start + BLOCK)
@@ -158,7 +159,7 @@ class InvariantOps(TorchOps):
 
     def gate(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `TorchOps`."""
-        # Several threads would share numbers out at any place of a row.
+        # Several threads would split the numbers anywhere within a row.
         with one_thread():
             return super().gate(gate_up, activation)
 

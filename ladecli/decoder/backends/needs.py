@@ -1,4 +1,4 @@
-"""What attention backends need, without importing torch."""
+"""The requirements of attention backends, without importing torch."""
 
 from __future__ import annotations
 

@@ -32,16 +32,16 @@ from ..layout import dense
 from ..model.forward import StepInputs
 
 BLOCK = 64
-"""Committed tokens that are read together: products among them grow with their square."""
+"""Committed tokens that are read together, since the cost of their products is quadratic."""
 SAVED = 6
-"""States of the start of a text that are kept."""
+"""The number of states of a text's start that are kept."""
 
 
 class LayerState(NamedTuple):
-    """What a recurrent layer keeps of a text."""
+    """The state of a recurrent layer after a text."""
 
-    inputs: Tensor  # the last ones of its convolution, [kernel - 1, channels]
-    matrix: Tensor | None = None  # float32 [heads, keys, values]; a mere convolution has none
+    inputs: Tensor  # the last inputs of its convolution, [kernel - 1, channels]
+    matrix: Tensor | None = None  # float32 [heads, keys, values]; None for a mere convolution
 
 
 States = dict[int, LayerState]
@@ -49,14 +49,15 @@ States = dict[int, LayerState]
 
 
 class Factors(NamedTuple):
-    """What makes the state of a layer after each node of a step, beside the state before it."""
+    """The factors from which the state of a layer after each node of a step is computed."""
 
     keys: Tensor  # [heads, nodes, size]
-    values: Tensor  # what a node adds under its key, [heads, nodes, size]
-    decays: Tensor  # logarithms of what a node leaves of the state before, [heads, nodes]
+    values: Tensor  # the values that a node adds under its key, [heads, nodes, size]
+    decays: Tensor  # logarithms of the decay of the earlier state at a node, [heads, nodes]
 
     def after(self, node: int, path: Tensor, matrix: Tensor) -> Tensor:
-        """Return the matrix after a node, from the one before; [nodes] says who is on its path."""
+        """Return the matrix after a node, from the one before the step; `path`, bool [nodes], marks
+        the nodes up to this one."""
         decay = self.decays[:, node, None]
         shares = (decay - self.decays).masked_fill(~path, -torch.inf).exp()
         added = (self.keys * shares[..., None]).transpose(1, 2) @ self.values
@@ -64,14 +65,14 @@ class Factors(NamedTuple):
 
 
 class RecurrentStep:
-    """A step as recurrent layers see it: the trunk, committed tokens one after the other, then a
-    tree with the current token as its root.
+    """A step for recurrent layers: the trunk of committed tokens in sequence, then a tree with the
+    current token as its root.
 
     Attributes:
-        start: tokens of the trunk; the next one is the current token.
-        read: how many tokens are read as `generate` reads a prompt.
-        borders: states after some numbers of tokens: after the trunk, and farther and farther
-            before its end.
+        start: the number of tokens in the trunk, which the current token follows.
+        read: the number of tokens that are read as `generate` reads a prompt.
+        borders: states by the number of tokens before them: after the trunk, and at increasing
+            distances before its end.
     """
 
     def __init__(self, step: StepInputs, before: States) -> None:
@@ -112,14 +113,14 @@ class RecurrentStep:
         decay: Tensor,
         beta: Tensor | None = None,
     ) -> Tensor:
-        """Return what each token reads out of its state.
+        """Return the output of each token from its state.
 
         Args:
             layer: its index.
             query, key, value: float32 [heads, tokens, size].
             decay: logarithms, float32 [heads, tokens].
-            beta: how much of what stands under its key a token replaces, as `decay`; None where
-                tokens only add.
+            beta: the share of the value under its key that a token replaces, [heads, tokens]; None
+                if tokens only add.
         """
         state = self._before.get(layer)
         matrix = None if state is None else state.matrix
@@ -315,20 +316,21 @@ def twin_of(model: nn.Module) -> nn.Module:
 
 
 def _heads(part: Tensor, size: int, heads: int) -> Tensor:
-    """[tokens, groups * size] as float32 [heads, tokens, size]; heads share those of a group."""
+    """Return [tokens, groups * size] as float32 [heads, tokens, size]; the heads of a group share
+    its part."""
     split = part.view(len(part), -1, size).transpose(0, 1).float()
     return split.repeat_interleave(heads // len(split), 0)
 
 
-def _step_of(*given: object) -> RecurrentStep:
-    """Return the step under way from the arguments of a layer: the cache among them has it."""
-    step: RecurrentStep = next(arg.recurrent for arg in given if hasattr(arg, "recurrent"))
+def _step_of(*arguments: object) -> RecurrentStep:
+    """Return the current step, which the cache among the arguments of a layer has."""
+    step: RecurrentStep = next(arg.recurrent for arg in arguments if hasattr(arg, "recurrent"))
     return step
 
 
-def _gated_delta_net(self: Any, hidden_states: Tensor, *args: object, **given: object) -> Any:
-    """Qwen3-Next, Qwen3.5, OLMo Hybrid."""
-    step, layer, heads = _step_of(*args, *given.values()), self.layer_idx, self.num_v_heads
+def _gated_delta_net(self: Any, hidden_states: Tensor, *args: object, **kwargs: object) -> Any:
+    """The layer of Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
+    step, layer, heads = _step_of(*args, *kwargs.values()), self.layer_idx, self.num_v_heads
     if hasattr(self, "in_proj_qkvz"):
         projected = self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states)
         *mixed, z, b, a = self.fix_query_key_value_ordering(*projected)
@@ -353,9 +355,9 @@ def _gated_delta_net(self: Any, hidden_states: Tensor, *args: object, **given: o
     return project(norm(out, z.reshape(out.shape)).view(*hidden_states.shape[:2], -1))
 
 
-def _mamba2(self: Any, hidden_states: Tensor, *args: object, **given: object) -> Any:
-    """Mamba 2, Granite 4, Falcon-H1, Bamba, Nemotron-H, Zamba 2."""
-    step, layer, heads = _step_of(*args, *given.values()), self.layer_idx, self.num_heads
+def _mamba2(self: Any, hidden_states: Tensor, *args: object, **kwargs: object) -> Any:
+    """The layer of Mamba 2, Granite 4, Falcon-H1, Bamba, Nemotron-H and Zamba 2."""
+    step, layer, heads = _step_of(*args, *kwargs.values()), self.layer_idx, self.num_heads
     projected = self.in_proj(hidden_states * getattr(self, "ssm_in_multiplier", 1))
     projected = (projected * getattr(self, "mup_vector", 1))[0]
     inner, groups = self.intermediate_size, self.n_groups * self.ssm_state_size
@@ -365,7 +367,7 @@ def _mamba2(self: Any, hidden_states: Tensor, *args: object, **given: object) ->
     value = _heads(value, self.head_dim, heads)
     key, query = (_heads(part, self.ssm_state_size, heads) for part in (key, query))
     times = F.softplus(times + self.dt_bias).float()
-    # `generate` limits those of a prompt alone.
+    # `generate` limits only the time steps of a prompt.
     times[: step.read].clamp_(*self.time_step_limit)
     decay = -self.A_log.float().exp() * times
     out = step.attend(layer, query, key, value * times.T[..., None], decay.T)
@@ -375,11 +377,11 @@ def _mamba2(self: Any, hidden_states: Tensor, *args: object, **given: object) ->
     return self.out_proj(out.to(hidden_states.dtype))[None]
 
 
-def _short_convolution(self: Any, hidden_states: Tensor, *args: object, **given: object) -> Any:
-    """LFM2."""
+def _short_convolution(self: Any, hidden_states: Tensor, *args: object, **kwargs: object) -> Any:
+    """The layer of LFM2."""
     before, after, value = self.in_proj(hidden_states).chunk(3, -1)
     mixed = (before * value)[0]
-    mixed = _step_of(*args, *given.values()).convolve(self.layer_idx, mixed, self.conv)
+    mixed = _step_of(*args, *kwargs.values()).convolve(self.layer_idx, mixed, self.conv)
     return self.out_proj(after * mixed)
 
 
@@ -388,4 +390,5 @@ KINDS = (
     (_mamba2, ("A_log", "dt_bias", "conv1d", "D", "n_groups", "in_proj")),
     (_short_convolution, ("conv", "in_proj", "out_proj", "conv_kernel_size")),
 )
-"""How steps with trees run recurrent layers, and the attributes that tell those."""
+"""The functions that run recurrent layers with trees, and the attributes that identify the layers.
+"""

@@ -1,7 +1,7 @@
-"""Rescoring: the logits of a committed text by forwards that are all correct.
+"""Rescoring: the logits of a committed text, computed by several correct forwards.
 
-Where two strategies chose different tokens, this tells rounding from a fault: by how much the
-one token beats the other, and how far forwards of other widths move that.
+If two strategies chose different tokens, this distinguishes rounding from a fault: it compares the
+gap between the two tokens with its changes in forwards of other widths.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from .cpu_layouts import CpuLinear
 from .trial import TOLERANCE
 
 SAFETY = 4.0
-"""Times the difference seen between a few forwards that one more may differ: it is looked at
-because its rounding reached across, as that of one position in thousands does."""
+"""The allowed difference of one more forward, as a multiple of the difference between a few: the
+position is selected, since its rounding is the largest of thousands."""
 FARTHEST = 100.0
-"""Logits beyond which no distance is looked for."""
+"""The largest distance that is searched for, in logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitGap:
     """The distance of two tokens at one position; all in logits."""
 
-    gap: float  # by which plain decoding prefers its token, after the repetition penalty
-    # How far logits must move for either to be chosen, with the noise of the position and what
-    # top-k, top-p and min-p remove; infinite beyond `FARTHEST`.
+    gap: float  # plain decoding's preference for its token, after the repetition penalty
+    # The change of logits after which either token is chosen, given the noise of the position and
+    # top-k, top-p and min-p; infinite beyond `FARTHEST`.
     distance: float
-    noise: float  # how far forwards of other widths move that distance
-    allowed: float  # how far rounding may move it
+    noise: float  # the change of that distance between forwards of other widths
+    allowed: float  # the largest change by rounding
 
     @property
     def explained(self) -> bool:
-        """Whether rounding explains that the other token was chosen."""
+        """True if rounding explains the choice of the other token."""
         return self.distance <= self.allowed
 
 
 class Rescorer:
-    """Feeds texts to a model again; the decoder's cache is used for it, and is empty then.
+    """Feeds texts to a model again; this uses the decoder's cache, which is empty afterwards.
 
     Args:
-        decoder: the model at work.
-        quantised: whether weights are packed, so that their kernels add noise of their own.
+        decoder: of the model.
+        quantised: True if weights are packed, whose kernels add their own noise.
     """
 
     def __init__(self, decoder: Decoder, *, quantised: bool = False) -> None:
@@ -69,25 +69,25 @@ class Rescorer:
         sampling: SamplingConfig,
         processors: Sequence[LogitsProcessor] = (),
     ) -> LogitGap | None:
-        """Return how far two tokens are apart after a text.
+        """Return the distance of two tokens after a text.
 
         Args:
             text: prompt and answer, up to the token in question.
             prompt_length: tokens of the prompt.
-            tokens: that of plain decoding, and the other one.
+            tokens: plain decoding's token, and the other one.
             width: of the step that chose the other one.
-            sampling, processors: how tokens were chosen.
+            sampling, processors: of the answer.
 
         Returns:
-            None where memory does not suffice to read the text again.
+            None if memory is too small to read the text again.
         """
         before, facts = max(len(text) - 1, 1), self._decoder.facts
         if facts.rope_boundary is not None and not facts.rereads:
-            before = prompt_length  # keys are turned by what was read together
+            before = prompt_length  # rotations of keys depend on the tokens that were read together
         forwards = (prompt_length, 1), (before, width), (before, 2 * width)
         rows: list[Tensor] = []
-        for start, each in forwards:
-            if (row := self._logits(text, start, each)) is None:
+        for start, step_width in forwards:
+            if (row := self._logits(text, start, step_width)) is None:
                 return None
             rows.append(row)
         scores = [scored(row, text, sampling, processors) for row in rows]
@@ -96,10 +96,10 @@ class Rescorer:
         distances = [_distance(rows[0], text, token, sampling, processors) for token in tokens]
         return LogitGap(
             gap=gaps[0],
-            # Plain decoding itself may have chosen what its own forward does not.
+            # The larger one, since even plain decoding's own forward may choose differently again.
             distance=max(distances),
             noise=noise,
-            # Where every step has plain decoding's bits, rounding explains nothing.
+            # If every step has plain decoding's bits, rounding explains nothing.
             allowed=0.0 if self._decoder.batch_invariant else self._allowed(rows[0], noise),
         )
 
@@ -111,12 +111,12 @@ class Rescorer:
         return min(SAFETY * noise, most) + rounding
 
     def _logits(self, text: Sequence[int], start: int, width: int = 1) -> Tensor | None:
-        """Logits after a text, float32 [vocabulary]; None where memory does not suffice.
+        """Return the logits after a text, float32 [vocabulary]; None if memory runs out.
 
         Args:
-            text: made to be decoded again, token for token.
-            start: tokens of it that are read as a prompt.
-            width: of the steps that decode the others.
+            text: the tokens that decoding is forced to follow.
+            start: the number of tokens that are read as a prompt.
+            width: of the steps that decode the rest.
         """
         logits: Tensor | None = None
 
@@ -139,30 +139,30 @@ class Rescorer:
 
 
 def rounding_of(forward: Forward) -> torch.dtype:
-    """Return the coarsest type that activations of a forward are rounded to."""
+    """Return the coarsest type to which activations of a forward are rounded."""
     types = {forward.dtype}
     if isinstance(forward, Transformer):
-        products = [forward.head, *(each for layer in forward.layers for each in layer.products)]
+        products = [forward.head, *(p for layer in forward.layers for p in layer.products)]
         types |= {product.rounding for product in products if isinstance(product, CpuLinear)}
     return max(types, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 class _Padded(Strategy):
-    """Plain decoding in steps that are padded to a width, as far as memory suffices."""
+    """Plain decoding in steps that are padded to a width, if memory allows."""
 
     def __init__(self, width: int) -> None:
         self._width = width
 
     def propose(self, state: State, room: Room) -> Draft:
-        """No candidates."""
+        """Return a draft without candidates."""
         return Draft(width=min(self._width, room.width))
 
 
 def _noise_between(scores: Sequence[Tensor], gaps: Sequence[float]) -> float:
-    """The largest change of a gap between forwards, from their scores [vocabulary] and gaps."""
-    # A model may rule tokens out with infinite logits.
+    """Return the largest change of a gap between forwards; scores are [vocabulary]."""
+    # A model may exclude tokens by infinite logits.
     noise = max(gaps) - min(gaps) if all(map(math.isfinite, gaps)) else 0.0
-    # One forward can be right by chance: the best tokens move as this one may.
+    # The gap may agree by chance, so the changes of the best tokens count, too.
     best = scores[0].topk(min(64, len(scores[0]))).indices
     for score in scores[1:]:
         moved = (score - scores[0])[best]
@@ -179,14 +179,14 @@ def _distance(
     sampling: SamplingConfig,
     processors: Sequence[LogitsProcessor],
 ) -> float:
-    """How far the logit of one token must rise for it to be chosen after a text: to pass the best
-    one, and to be left in by processors, top-k, top-p and min-p.
+    """Return the rise of a token's logit with which it is chosen after a text: it must pass the
+    best one, and be kept by processors, top-k, top-p and min-p.
 
     Args:
         logits: [vocabulary], before processors.
-        text: that they follow.
+        text: the tokens before.
         token: its id.
-        sampling, processors: how tokens are chosen.
+        sampling, processors: of the answer.
     """
     if sampling.greedy:
         scores = scored(logits, text, sampling, processors)
@@ -219,6 +219,6 @@ def scored(
     sampling: SamplingConfig,
     processors: Sequence[LogitsProcessor] = (),
 ) -> Tensor:
-    """Logits after processors and the repetition penalty, float32 [vocabulary]."""
+    """Return logits after processors and the repetition penalty, float32 [vocabulary]."""
     ids = torch.tensor([[*text]], device=logits.device)
     return processed(logits[None], ids, sampling, processors)[0]

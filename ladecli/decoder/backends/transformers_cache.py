@@ -1,9 +1,9 @@
 """Any other decoder-only model, through its own forward and its own cache.
 
-What keeps several continuations of a text from being verified in one pass (a recurrent state,
-attention that takes no mask from outside) does not keep one continuation from it: a step feeds the
-tokens that the cache lacks, and a chain of drafts.  Where a chain is not accepted whole, the cache
-is put back to where it was before the step, and the accepted tokens are fed again with the next.
+Some models (with a recurrent state, or with attention that accepts no mask) can verify only one
+continuation of a text at a time: a step feeds the pending tokens and a chain of drafts.  If a chain
+is not accepted as a whole, the cache is reset to its state before the step, and the accepted tokens
+are fed again with the next step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .transformers_forward import activation_type, input_device
 from .trial import TOLERANCE, difference, rounding_type
 
 TRIAL = 10
-"""Tokens of the text that tells how a model continues one."""
+"""The number of tokens of the text for the trial of a model."""
 _LAYERS = {
     cache_utils.DynamicLayer,
     cache_utils.DynamicSlidingWindowLayer,
@@ -38,31 +38,32 @@ _LAYERS = {
     cache_utils.LinearAttentionAndFullAttentionLayer,
     cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
 }
-"""Layers of transformers' cache that can be copied and put back."""
+"""Layers of transformers' cache that can be copied and restored."""
 
 
 class OwnCache(KVCache):
     """A model's own cache.
 
     Args:
-        lasts: whether it has all of a text's state, so that no other code changes the state.
+        exclusive: True if it has the whole state of a text, so that no other code changes the
+            state.
 
     Attributes:
         held: the cache as the model returned it; None for an empty one.
-        text: the tokens in it, those of the step under way included.
-        saved: `held` as it was before a step with drafts.
+        text: the tokens in it, with those of the current step.
+        saved: `held` before a step with drafts.
     """
 
-    def __init__(self, lasts: bool = True) -> None:
+    def __init__(self, exclusive: bool = True) -> None:
         super().__init__(())
-        self.lasts = lasts
+        self.exclusive = exclusive
         self.held: Any = None
         self.text: list[int] = []
         self.saved: Any = None
 
     def keep(self, kept: Sequence[int]) -> int:
-        """Commit a step that was accepted whole; of another one commit nothing, or what is kept
-        where all layers grow with the text."""
+        """Commit a step that was accepted as a whole; of another step, commit the kept tokens if
+        all layers grow with the text, else nothing."""
         start, count = self.length, len(kept)
         if start + count < len(self.text):
             if grows(self.held):
@@ -78,8 +79,8 @@ class OwnCache(KVCache):
         return self.length
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens where there are more than `length`: a state cannot be cut."""
-        if length < len(self.text) or not self.lasts:
+        """Forget all tokens if there are more than `length`, since a state cannot be cut."""
+        if length < len(self.text) or not self.exclusive:
             self.held, self.text, self.saved = None, [], None
         super().truncate(len(self.text))
 
@@ -89,13 +90,13 @@ class OwnCache(KVCache):
 
 
 def grows(held: Any) -> bool:
-    """Return whether all layers of a cache hold every token of the text."""
+    """Return True if all layers of a cache hold every token of the text."""
     return type(held) is DynamicCache and {*map(type, held.layers)} == {cache_utils.DynamicLayer}
 
 
 def copied(held: Any) -> Any:
-    """A cache that stays as it is while a model goes on with the other one: attention layers make
-    new tensors, recurrent ones write to theirs."""
+    """Return a copy of a cache that a model leaves unchanged when it continues with the original:
+    attention layers create new tensors, but recurrent ones write to theirs, which are cloned."""
     twin = copy.copy(held)
     twin.layers = [copy.copy(layer) for layer in held.layers]
     for layer in twin.layers:
@@ -109,7 +110,7 @@ def copied(held: Any) -> Any:
 
 
 class OwnCacheModel:
-    """Runs steps of a model as it is; a `forward.Forward`.
+    """Runs steps through a model's own forward; a `forward.Forward`.
 
     Raises:
         UnsupportedModelError: its forward fails.
@@ -141,8 +142,8 @@ class OwnCacheModel:
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
         expected = self._expected(text)
-        # The first mode of reading a text that is right: some models create the cache, others take
-        # one; some continue a text by one token at a time only, and some not at all.
+        # The first correct mode of reading a text is used: some models create the cache, others
+        # require one; some continue a text only by one token at a time, and some not at all.
         self._name = cache_argument(model.forward)
         several = (True, False) if accepts_multi_token_steps(model.config) else (False,)
         modes = itertools.product(several, (True, False))
@@ -169,43 +170,43 @@ class OwnCacheModel:
             for tokens in torch.split(step.tokens, len(step.tokens) if together else 1):
                 logits = self._read(tokens, cache, rows)
         except BaseException:
-            # What the model has written until then is of no use.
+            # The model may have written a part of its state.
             cache.truncate(0)
             raise
         return logits
 
     def _read(self, tokens: Tensor, cache: OwnCache, rows: int = 1) -> Tensor:
-        """Feed tokens after those in a cache; logits after the last ones, [rows, vocabulary]."""
-        if not cache.text:  # a text that begins with one token would go on from the state left
+        """Feed tokens after those in a cache; return the last logits, [rows, vocabulary]."""
+        if not cache.text:  # else a text that begins with one token would continue an old state
             for module, name in self._state:
                 setattr(module, name, None)
         cache.text += tokens.tolist()
-        given: dict[str, Any] = {"logits_to_keep": max(rows, 1)} if self._selects else {}
+        kwargs: dict[str, Any] = {"logits_to_keep": max(rows, 1)} if self._selects else {}
         if self._name is None:  # the whole text once more
             tokens = torch.tensor(cache.text, device=tokens.device)
         else:
             if cache.held is None and not self._creates_cache:
                 cache.held = DynamicCache(config=self._config)
-            given |= {self._name: cache.held, "use_cache": True}
-        if self._positions:  # as `generate` does: caches need not know a text's length, and some
-            end = len(cache.text)  # models count in another way by themselves
+            kwargs |= {self._name: cache.held, "use_cache": True}
+        if self._positions:  # as `generate` does: some caches do not know a text's length, and some
+            end = len(cache.text)  # models count positions differently by default
             positions = torch.arange(end - len(tokens), end, device=tokens.device)
-            given["position_ids"] = positions[None]
+            kwargs["position_ids"] = positions[None]
         with frequencies_as_loaded(self._growing):
-            found = self._model(input_ids=tokens[None], **given)
+            output = self._model(input_ids=tokens[None], **kwargs)
         if self._name is not None:
-            cache.held = cache.held if (held := returned_cache(found)) is None else held
-        logits: Tensor = found.logits[0]
+            cache.held = cache.held if (held := returned_cache(output)) is None else held
+        logits: Tensor = output.logits[0]
         return logits[len(logits) - rows :]
 
     @torch.no_grad()
     def _expected(self, text: Tensor) -> Tensor:
-        """Logits after a text that is read at once, float32 [1, vocabulary]."""
+        """Return the logits after a text that is read at once, float32 [1, vocabulary]."""
         try:
             expected = self._read(text, OwnCache()).float()
         except Exception as error:
             if is_out_of_memory(error):
-                raise  # that says nothing about the family
+                raise  # not a fault of the family
             raise UnsupportedModelError(
                 f"models of the family {self._config.model_type!r} are not supported: a trial step"
                 f" of the model's own forward failed: {reason_of(error)}"
@@ -216,13 +217,13 @@ class OwnCacheModel:
 
     @torch.no_grad()
     def _agrees(self, read: Callable[[Tensor], Tensor], text: Tensor, expected: Tensor) -> bool:
-        """Return whether a mode of reading a text gives the logits that are expected after it."""
+        """Return True if a mode of reading a text yields the expected logits."""
         try:
-            found = read(text).float()
+            logits = read(text).float()
         except Exception:
             return False
         dtype = rounding_type(self._model)
-        return difference(found, expected, dtype) <= TOLERANCE[dtype]
+        return difference(logits, expected, dtype) <= TOLERANCE[dtype]
 
     def _in_chunks(self, text: Tensor) -> Tensor:
         cache = OwnCache()
@@ -231,8 +232,8 @@ class OwnCacheModel:
         return logits
 
     def _with_drafts(self, text: Tensor) -> Tensor:
-        """With drafts after six tokens, none of which is accepted; fails where a cache cannot be
-        put back."""
+        """Read a text with drafts after six tokens, none of which is accepted; raise an error if
+        the cache cannot be restored."""
         cache = OwnCache()
         self._read(text[:6], cache)
         cache.keep(range(6))

@@ -60,24 +60,24 @@ def attention_forward(
     lade_step: AttentionCall | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer in the form that transformers expects.
+    """Compute the attention of one layer in the form that transformers expects.
 
     Args:
         query: [1, H, T, D].
-        key, value: [1, K, S, D], what the cache returned.
+        key, value: [1, K, S, D], as returned by the cache.
         s_aux: attention sinks, [H].
 
     Returns:
         [1, T, H, D], and None for the attention weights.
 
     Raises:
-        UnsupportedModelError: the layer asks for something that no backend computes.
+        UnsupportedModelError: the layer needs a feature that no backend has.
     """
     name = type(module).__name__
     if lade_step is None:
         raise UnsupportedModelError(f"{name} does not pass keywords on to its attention")
-    for keyword, given in kwargs.items():
-        if given is not None and keyword not in _HARMLESS:
+    for keyword, value_passed in kwargs.items():
+        if value_passed is not None and keyword not in _HARMLESS:
             raise UnsupportedModelError(f"{name} needs {keyword!r} in its attention")
     if sliding_window is not None:
         lade_step.windows.add(sliding_window)
@@ -203,7 +203,7 @@ class ModelCache:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether anything is committed."""
+        """True if any token is committed."""
         return self._length > 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -220,13 +220,13 @@ class ModelCache:
 
 
 def activation_type(model: Any) -> torch.dtype:
-    """Return the type of a model's activations; float32 where all of its weights are integers."""
-    kinds = (each.dtype for each in model.parameters() if each.is_floating_point())
-    return next(kinds, torch.float32)
+    """Return the type of a model's activations; float32 if all of its weights are integers."""
+    types = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
+    return next(types, torch.float32)
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Return where a model takes its input; accelerate keeps other weights on "meta"."""
+    """Return the device of a model's input; accelerate keeps other weights on "meta"."""
     for parameter in model.parameters():
         if parameter.device.type != "meta":
             return parameter.device

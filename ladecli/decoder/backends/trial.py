@@ -129,20 +129,20 @@ class Trial:
 
     @torch.no_grad()
     def _ranks(self, executor: Executor) -> bool:
-        """Return whether the executor finds the most probable tokens."""
+        """Return True if the executor finds the most probable tokens."""
         logits = self.expected[-2:].to(executor.device, executor.model.dtype)
-        found, shares = executor.ranking(logits, RANKED)
+        ranked, shares = executor.ranking(logits, RANKED)
         ids, expected = most_probable(logits, RANKED)
-        # Of those that are equally probable, any may be ranked first.
-        same = torch.equal(logits.gather(1, found), logits.gather(1, ids))
+        # Equally probable tokens may be ranked in any order.
+        same = torch.equal(logits.gather(1, ranked), logits.gather(1, ids))
         return same and torch.allclose(shares, expected, rtol=1e-3)
 
     @torch.no_grad()
     def _difference(self, executor: Executor) -> float:
-        """Return how far logits are from the expected ones, relative to their spread.
+        """Return the difference of logits from the expected ones, relative to their spread.
 
         Two rival continuations are decoded in one step after a prefix, the second one is kept,
-        and other steps follow it.  Masks, positions and slots all have to work for that.
+        and other steps follow it.  This takes correct masks, positions and slots.
         """
         text, cache, start = self.text, executor.cache, len(self.text) - REST
         executor.run(layout.build_chunk(text[:start], 0))
@@ -152,29 +152,29 @@ class Trial:
         tree.add(text[start + 1 : start + 3], "trial", limit=9)
         draft = Draft(tree, width=GPU_WIDTH if len(text) == GPU_LENGTH else 1)
         logits = executor.launch(layout.build(text[start : start + 1], start, draft), whole)()
-        # Rows: the current token, two rivals, then the path that is kept.  Copies: the next step
-        # may write over them.
-        found = [logits[[0, 3, 4]].float()]
+        # Rows: the current token, two rivals, then the path that is kept.  Copies, because the next
+        # step may overwrite them.
+        results = [logits[[0, 3, 4]].float()]
         cache.keep([0, 3, 4])
         for position in (start + 3, start + 4):
             step = layout.build(text[position : position + 1], position, Draft())
-            found.append(executor.launch(step, whole)().float().clone())
+            results.append(executor.launch(step, whole)().float().clone())
             cache.keep([0])
-        wanted = self.expected[start:].to(executor.device)
-        return difference(torch.cat(found).to(wanted.device), wanted, self.dtype)
+        expected = self.expected[start:].to(executor.device)
+        return difference(torch.cat(results).to(expected.device), expected, self.dtype)
 
 
-def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """Return how far logits [rows, vocabulary] are off, relative to their spread (`TOLERANCE`)."""
-    off = found - expected
+def difference(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    """Return the error of logits [rows, vocabulary], relative to their spread (`TOLERANCE`)."""
+    off = logits - expected
     if dtype != torch.float32:
-        # A single one of many thousand logits may round further in half precision.
+        # A mean, since in half precision single logits among many thousand may round further.
         off = off.square().mean(dim=-1).sqrt()
     return float(off.abs().max() / expected.std())
 
 
 def rounding_type(model: Any) -> torch.dtype:
-    """Return the type whose rounding a model's logits have."""
+    """Return the type by which a model's logits are rounded."""
     if holds_int8(model):
         return torch.int8
     # Kernels of packed weights round by the number of rows.
@@ -183,11 +183,12 @@ def rounding_type(model: Any) -> torch.dtype:
 
 
 def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShape]]:
-    """Logits after each token, float32 [tokens, vocabulary], and what layers cache."""
+    """Return the logits after each token, float32 [tokens, vocabulary], and the shapes of the
+    cache's layers."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     known = inspect.signature(model.forward).parameters
     device, name = input_device(model), cache_argument(model.forward) or GENERATE_CACHE
-    # Some recurrent layers read a prompt in another way than what follows it.
+    # Some recurrent layers read a prompt differently from later tokens.
     rest = REST if any(cache.is_linear) else 0
     rows: list[Tensor] = []
     for part in torch.split(torch.arange(len(text)), [len(text) - rest, *[1] * rest]):
@@ -199,7 +200,7 @@ def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShap
 
 
 def _shape(layer: Any, like: Tensor) -> LayerShape:
-    """Return the shape of what a layer of transformers' cache holds; of size 0 without keys."""
+    """Return the shape of a layer of transformers' cache; of size 0 without keys."""
     if (keys := getattr(layer, "keys", None)) is None:
         return LayerShape(0, 0, 0, like.dtype, like.device)
     sizes = keys.shape[1], keys.shape[-1], layer.values.shape[-1]
@@ -207,14 +208,14 @@ def _shape(layer: Any, like: Tensor) -> LayerShape:
 
 
 def facts_of(model: Any) -> ModelFacts:
-    """Return the facts about a loaded model; errors as `model_facts` has them."""
+    """Return the facts about a loaded model; errors as for `model_facts`."""
     facts = model_facts(model.config)
     boundary = facts.rope_boundary
     return replace(facts, rereads=boundary is not None and _rereads(model, boundary))
 
 
 class _Full(DynamicCache):  # type: ignore[misc]
-    """A cache that says it holds a number of tokens."""
+    """A cache that reports a number of tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -229,11 +230,12 @@ class _Full(DynamicCache):  # type: ignore[misc]
 
 
 def _rereads(model: Any, boundary: int) -> bool:
-    """Ask a model's class whether `generate` reads a text anew one token beyond a boundary."""
+    """Return True if `generate` reads a text again one token beyond a boundary, according to the
+    model's class."""
     ids = torch.zeros((1, boundary + 1), dtype=torch.long)
     more = {"attention_mask": torch.ones_like(ids), "use_cache": True, "next_sequence_length": 1}
     try:
         fed = model.prepare_inputs_for_generation(ids, **{GENERATE_CACHE: _Full(boundary)}, **more)
         return fed.get(GENERATE_CACHE) is None
-    except Exception:  # code from the hub takes other arguments
+    except Exception:  # code from the hub may have other parameters
         return False

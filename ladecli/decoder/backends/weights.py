@@ -1,9 +1,9 @@
-"""Linear layers as our forward calls them: parts joined into one product, stored for speed.
+"""Linear layers for our forward: parts joined into one product, stored for speed.
 
 The query, key and value projections of a layer read the same input, and so do gate and up: each
-group becomes one matrix.  The model's own modules keep working on views of it, so that nothing
-is held twice; where a CPU needs another form alone, they are without weights until `restore`.
-Those of 8 bits go on with the joined product.
+group becomes one matrix.  The model's own modules use views of it, so that no weight is stored
+twice.  If a CPU needs another form, the modules have no weights until `restore`; modules in
+8 bits use the joined product.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .cpu_layouts import (
 from .int8 import Int8Linear, holds_int8, share_product
 
 _HELD = "lade_held"
-"""Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
+"""Attribute of a detached weight: the form that holds it, and its rows there."""
 CPU_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""The types of weights that have forms of their own on a CPU."""
+"""The types of weights that have special forms on a CPU."""
 MOST_PACKED = 8
-"""Layers whose weights are packed at once, each of which takes room beside its weights."""
+"""The most layers whose weights are packed at once, since each one takes extra memory."""
 
 
 def make_transformer(
@@ -58,27 +58,27 @@ def make_transformer(
 
     Args:
         model: a causal language model of a family in `FAMILIES`, on one device.
-        facts: about it.
+        facts: about the model.
         attention: name of the attention backend.
-        join: whether weights may be joined; see `project`.
-        pack: whether weights on a CPU may be held twice.
-        kernels: whether Triton kernels compute what is between products.
-        on_layer: called with the number of layers that are made, and that of all.
+        join: True if weights may be joined; see `project`.
+        pack: True if weights on a CPU may be stored twice.
+        kernels: True if Triton kernels compute the operations between products.
+        on_layer: called with the number of completed layers, and the number of all layers.
     """
     body = model.get_decoder()
-    embedding, given = body.embed_tokens.weight, body.norm.weight.dtype
-    device, on_cpu = embedding.device, embedding.device.type == "cpu" and given in CPU_TYPES
+    embedding, stored = body.embed_tokens.weight, body.norm.weight.dtype
+    device, on_cpu = embedding.device, embedding.device.type == "cpu" and stored in CPU_TYPES
     foreign = getattr(model, "quantization_method", None) is not None
     invariant = attention == "invariant"
-    dtype: torch.dtype = given if foreign or not (join and on_cpu) else computed_in(given)
+    dtype: torch.dtype = stored if foreign or not (join and on_cpu) else computed_in(stored)
     if holds_int8(model) or (invariant and on_cpu):
-        # What products of integers give, and what invariant attention computes in.
+        # The type of integer products' results, and of invariant attention.
         dtype = torch.float32
     if takes_weights(model, join=join):
         _leave_file(model)
     return Transformer(
         *(model, facts, choose_operations(attention, device, dtype, kernels=kernels)),
-        partial(project, given, embedding, join=join, pack=pack, invariant=invariant),
+        partial(project, stored, embedding, join=join, pack=pack, invariant=invariant),
         dtype=dtype,
         map_layers=partial(_map_layers, MOST_PACKED if on_cpu and pack else 1, on_layer),
         context=step_context(device, foreign=foreign),
@@ -86,7 +86,7 @@ def make_transformer(
 
 
 def takes_weights(model: Any, *, join: bool) -> bool:
-    """Whether the modules of a model lose their weights to our forward, or share joined ones."""
+    """Return True if our forward detaches the weights of a model's modules, or joins them."""
     weight = model.get_decoder().norm.weight
     return join and weight.device.type == "cpu" and weight.dtype in CPU_TYPES
 
@@ -98,7 +98,7 @@ def _map_layers(
     numbers: range,
     modules: Any,
 ) -> Iterator[Layer]:
-    """Make layers, several at once: to pack a weight takes ten times as long as to read it."""
+    """Yield layers, making several at once, since packing takes ten times as long as reading."""
     with ThreadPoolExecutor(min(torch.get_num_threads(), at_once)) as pool:
         for done, layer in enumerate(pool.map(make, numbers, modules), start=1):
             if on_layer is not None:
@@ -107,8 +107,8 @@ def _map_layers(
 
 
 def _leave_file(model: nn.Module) -> None:
-    """Have copies of all but the weights of linear layers: where these have forms of their own,
-    nothing keeps the checkpoint's file in memory then."""
+    """Copy all parameters except the weights of linear layers.  If those are stored in other forms,
+    nothing keeps the checkpoint's file in memory afterwards."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if name != "weight" or not isinstance(module, nn.Linear):
@@ -128,12 +128,12 @@ def project(
 
     Args:
         dtype: of the input of modules that are called.
-        embedding: the weight of the embedding, which stays as it is.
+        embedding: the weight of the embedding, which must not change.
         parts: in the order of their outputs.
-        join: whether plain linear modules may be joined, which leaves them views of one matrix;
-            quantised and other modules are always called as they are.
-        pack: whether weights on a CPU may be held twice; see `join_plain`.
-        invariant: whether a row of the product must not depend on the others, on a CPU.
+        join: True if plain linear modules may be joined, which makes their weights views of one
+            matrix; quantised and other modules are always called unchanged.
+        pack: True if weights on a CPU may be stored twice; see `join_plain`.
+        invariant: True if a row of the product must not depend on the others, on a CPU.
     """
     eight = [part for part in parts if isinstance(part, Int8Linear)]
     if join and len(eight) == len(parts):
@@ -148,12 +148,12 @@ def project(
         return join_plain(linear, pack=pack, shared=shared, invariant=invariant)
     joined = _joined_weight(linear)
     if len(linear) > 1:
-        _hand_back(linear, joined)
+        _attach_views(linear, joined)
     return partial(F.linear, weight=joined, bias=_joined_bias(linear))
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer in floating point, and no packed one."""
+    """Return True if a module is a linear layer in floating point, not a packed one."""
     return (
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter
@@ -165,43 +165,43 @@ def is_plain(module: nn.Module) -> bool:
 def join_plain(
     parts: Sequence[nn.Linear], *, pack: bool, shared: bool, invariant: bool = False
 ) -> CpuLinear:
-    """One product of plain weights on a CPU.
+    """Return one product of plain weights on a CPU.
 
-    If its form is not what the modules can use, the weight leaves them until `restore` is called,
-    so that it is held once.
+    If the modules cannot use its form, the weights are detached from them until `restore`,
+    so that they are stored once.
 
     Args:
-        parts: joined.
-        pack: whether there is room to hold weights twice.
-        shared: whether the weight is that of the embedding, too, which stays as it is.
-        invariant: whether rows are to be alike, where a form has that.
+        parts: the joined modules.
+        pack: True if memory has room to store weights twice.
+        shared: True if the weight is also the embedding's, which must not change.
+        invariant: True to use a form with rows alike, if there is one.
     """
     weight = _joined_weight(parts)
     name = "rows"
     alike = alike_forms(weight) if invariant else []
     if alike or (weight.numel() >= SMALL and (pack or not shared)):
         name = choose_form(weight.dtype, alike or possible(weight))
-    if name == "halves":  # it leaves the modules: no other copy is needed
+    if name == "halves":  # the weight is detached, so no other copy is needed
         form = halves(weight, alike=bool(alike), spend=not shared)
     else:
         form = (ALIKE if alike else FORMS)[name](weight)
     if name == "rows" and not shared:
-        _hand_back(parts, weight)
+        _attach_views(parts, weight)
     elif not shared:
-        _take(parts, form)
+        _detach_weights(parts, form)
     return CpuLinear(form, _joined_bias(parts), bool(alike))
 
 
-def _take(parts: Sequence[nn.Linear], form: Form) -> None:
-    """Take their weights from modules, which are rows of a form."""
+def _detach_weights(parts: Sequence[nn.Linear], form: Form) -> None:
+    """Replace the weights of modules, which are rows of a form, by empty ones."""
     start = 0
     for part in parts:
         rows = slice(start, start := start + part.out_features)
-        _give(part, part.weight.new_empty(0))
+        _set_weight(part, part.weight.new_empty(0))
         setattr(part.weight, _HELD, (form, rows))
 
 
-def _give(module: Any, weight: Tensor) -> None:
+def _set_weight(module: Any, weight: Tensor) -> None:
     module.weight = nn.Parameter(weight, requires_grad=False)
 
 
@@ -210,11 +210,11 @@ def restore(model: nn.Module) -> None:
     for module in model.modules():
         if held := getattr(getattr(module, "weight", None), _HELD, None):
             form, rows = held
-            _give(module, form.dense()[rows])
+            _set_weight(module, form.dense()[rows])
 
 
 def _joined_weight(parts: Sequence[nn.Linear]) -> Tensor:
-    """Return the weights above one another; that of a single part as it is."""
+    """Return the weights above one another; the weight of a single part without a copy."""
     weights = [part.weight.detach() for part in parts]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
@@ -225,8 +225,8 @@ def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
     return torch.cat(biases) if biases else None
 
 
-def _hand_back(parts: Sequence[nn.Linear], joined: Tensor) -> None:
+def _attach_views(parts: Sequence[nn.Linear], joined: Tensor) -> None:
     """Let modules use views of the joined matrix, so that their own weights are freed."""
     weights = torch.split(joined, [part.out_features for part in parts])
     for part, weight in zip(parts, weights, strict=True):
-        _give(part, weight)
+        _set_weight(part, weight)

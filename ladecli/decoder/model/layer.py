@@ -71,7 +71,7 @@ class Layer:
 
 
 def part(x: Tensor, start: int, end: int) -> Tensor:
-    """Return `x[:, start:end]` by one call, where TorchScript would make two slices."""
+    """Return `x[:, start:end]` by one call; for that expression, TorchScript makes two slices."""
     sliced: Tensor = torch.ops.aten.slice(x, 1, start, end)
     return sliced
 

@@ -41,7 +41,7 @@ class RotaryTables:
         module: the rotary embedding of the model, of transformers' class.
         text: the configuration of the text model.
         family: what sets the family apart.
-        facts: how long texts may be, and where frequencies change.
+        facts: the longest text, and the rotary boundary.
         like: a tensor with the type and device of activations.
 
     Attributes:

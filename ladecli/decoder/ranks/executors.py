@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """The message of a rank that has given a generation up."""
+class LeaveMessage:
+    """The message of a rank that leaves a generation."""
 
     reason: str | None
-    """The error; None if its caller closed the generation, or its program is being ended."""
+    """The error; None if its caller closed the generation, or its program is ending."""
 
 
 class Ranks(Executor):
     """The base of executors that share steps with other ranks.
 
     From `begin` to `end` all ranks exchange messages at the same points, so that a rank that gives
-    up can send a `Left` instead of the message that the others wait for.
+    up can send a `LeaveMessage` instead of the message that the others wait for.
 
     Args:
         local: the executor of this process, whose cache is used.
@@ -111,7 +111,7 @@ class Ranks(Executor):
                 kind = "" if isinstance(error, DecoderError) else f"{type(error).__name__}: "
                 reason = f"{kind}{error}"
             with contextlib.suppress(RankError):  # another may have ended by the same signal
-                self._transport.gather((0, Left(reason)))
+                self._transport.gather((0, LeaveMessage(reason)))
         super().leave(error)
 
     def _sync(self) -> None:
@@ -126,9 +126,9 @@ class Ranks(Executor):
         """Return what every rank sent.
 
         Args:
-            mine: what this rank sends.
-            alike: what must be equal on all ranks; its checksum is sent.
-            problem: what a rank did if it is not, for the message of `RankError`.
+            mine: the value that this rank sends.
+            alike: a value that must be equal on all ranks; its checksum is sent.
+            problem: a description of a rank whose value differs, for the message of `RankError`.
 
         Raises:
             RankError: a rank is gone, has failed, or differs from rank 0.
@@ -137,7 +137,7 @@ class Ranks(Executor):
         checksum = zlib.crc32(repr(alike).encode())
         try:
             messages = self._transport.gather((checksum, mine))
-            left = {rank: m for rank, (_, m) in enumerate(messages) if isinstance(m, Left)}
+            left = {rank: m for rank, (_, m) in enumerate(messages) if isinstance(m, LeaveMessage)}
             for rank, message in left.items():
                 if message.reason is not None:
                     raise RankError(f"rank {rank} failed: {message.reason}")

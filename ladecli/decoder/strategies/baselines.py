@@ -45,7 +45,7 @@ class Jacobi(Strategy):
 
 
 class PromptLookup(Strategy):
-    """Propose what followed the last few tokens where they occurred last.
+    """Propose the continuation of the last earlier occurrence of the last few tokens.
 
     Source: Saxena, "Prompt Lookup Decoding", 2023.
 
@@ -55,7 +55,7 @@ class PromptLookup(Strategy):
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = LOOKUP_LENGTH if config.budget is None else config.budget - 1
-        # Where each run of up to LONGEST_MATCH tokens last ended among the first `_indexed` tokens.
+        # The last end of each run of up to LONGEST_MATCH tokens in the first `_indexed` tokens.
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
