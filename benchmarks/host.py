@@ -15,7 +15,7 @@ from common import print_head, print_row
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from tests.support.decoding import run, steps_of
-from tests.support.device import Simulated, simulated_decoder
+from tests.support.device import SimulatedDevice, simulated_decoder
 
 SAMPLING = {
     "greedy": SamplingConfig(),
@@ -30,7 +30,7 @@ def measure(vocabulary: int, budget: int, sampling: SamplingConfig) -> list[obje
         budget=budget, sources=("context", "recycled"), widths=(1, 8, 16, 32, 64)
     )
     strategy, prompt = "lookahead" if budget > 1 else "autoregressive", [0, 1, 2]
-    with Simulated() as device:
+    with SimulatedDevice() as device:
         decoder = simulated_decoder(device, vocabulary)
         for _ in range(2):  # the first one captures
             decoder.forget(keep_memory=True)

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Read when triton is imported, which torch and others do: kernels run on the CPU, but for the
-# tests of tests/gpu, run alone.
+# Triton reads this when it is imported (torch does that): kernels run on the CPU, except in
+# tests/gpu, which runs alone.
 os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("LADE_TEST_GPU") == "1" else "1"
 
 import hypothesis
@@ -41,15 +41,15 @@ torch.set_num_threads(1)
 # On a busy machine an example may take any time.
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
-# A shell starts what it runs in the background deaf to Ctrl-C, which some tests press.
+# A shell starts background programs with Ctrl-C ignored, but some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 WITH_GPU = os.environ["TRITON_INTERPRET"] == "0"
-"""Whether tests see the GPU."""
+"""True if tests may use the GPU."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _frozen_stays_frozen() -> Iterator[None]:
-    """Benchmarks freeze and unfreeze, too."""
+    """Keep objects frozen even if benchmarks unfreeze them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "unfreeze", lambda: None)
         yield
@@ -58,9 +58,10 @@ def _frozen_stays_frozen() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_search_for_old_garbage(_frozen_stays_frozen: None) -> None:
-    """What is there before a module's tests stays: it need not be looked at again for garbage.
+    """Freeze all present objects before a module's tests, since they stay alive.
 
-    Torch, transformers and the tests are so many objects that one look takes most of a second.
+    Torch, transformers and the tests have so many objects that one scan for garbage takes most of a
+    second.
     """
     gc.collect()
     gc.freeze()
@@ -68,11 +69,11 @@ def _no_search_for_old_garbage(_frozen_stays_frozen: None) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_gpu() -> Iterator[None]:
-    """No test finds a GPU of the machine, nor does a program that it starts."""
+    """Hide the machine's GPUs from tests and from the programs that they start."""
     if WITH_GPU:
         yield
         return
-    # Once for all tests: fixtures of whole modules load models before any fixture of one test.
+    # Once for all tests, since module fixtures load models before any function fixture.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.backends.mps, "is_available", lambda: False)
@@ -82,7 +83,7 @@ def _no_gpu() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_is_measured() -> Iterator[None]:
-    """What steps take differs from load to load, and with it the steps that tests count."""
+    """Turn measurements off, since they vary, and with them the steps that tests count."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measured, "SHARE", 0.0)
         yield
@@ -90,7 +91,7 @@ def _nothing_is_measured() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _away_from_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fixtures of whole modules do not read the user's settings either; see `_isolated`."""
+    """Hide the user's settings from module fixtures, too; see `_isolated`."""
     with pytest.MonkeyPatch.context() as patch:
         _move(patch, tmp_path_factory.mktemp("home"))
         yield
@@ -98,14 +99,14 @@ def _away_from_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads the user's settings or cache, and none asks the hub."""
+    """Hide the user's settings and cache from tests, and the hub."""
     _move(monkeypatch, tmp_path_factory.mktemp("home"))
     strays = [name for name in os.environ if name.startswith("LADE_")]
-    # A runner of tests may say how large its own screen is; terminals of tests say it themselves.
+    # A test runner may set the size of its own screen; terminals of tests have their own.
     for name in (*strays, "NO_COLOR", "FORCE_COLOR", "HF_TOKEN", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # Programs that tests start must not fight for the cores.
+    # Programs that tests start must not compete for the cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -116,25 +117,25 @@ def _move(patch: pytest.MonkeyPatch, home: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _warned_by_us() -> Iterator[None]:
-    """A warning that is hidden from users fails the test where it is for code of ours to mend."""
-    said = _Said()
-    LOG.addHandler(said)
+    """A hidden warning fails the test if our own code causes it."""
+    recorder = _WarningRecorder()
+    LOG.addHandler(recorder)
     LOG.setLevel(logging.INFO)
     yield
-    LOG.removeHandler(said)
-    assert said.by_us == []
+    LOG.removeHandler(recorder)
+    assert recorder.by_us == []
 
 
-class _Said(logging.Handler):
-    """Keeps what libraries warn code of ours of."""
+class _WarningRecorder(logging.Handler):
+    """Records the warnings of libraries about our code."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by_us: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if f"{Path(ladecli.__file__).parent}{os.sep}" in (said := record.getMessage()):
-            self.by_us.append(said)
+        if f"{Path(ladecli.__file__).parent}{os.sep}" in (message := record.getMessage()):
+            self.by_us.append(message)
 
 
 @pytest.fixture(scope="session")
@@ -157,31 +158,31 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def model_with(model_folder: str, tmp_path: Path) -> Callable[..., str]:
-    """Makes a copy of that folder with some changes, and gives its name."""
+    """Return a function that copies that folder with some changes, and returns its name."""
     return partial(copied, model_folder, tmp_path / "copy")
 
 
 @pytest.fixture(scope="module")
 def session(model_folder: str) -> Session:
-    """A session with that model."""
+    """Return a session with that model."""
     return Session(load(plan(model_folder)))
 
 
 @pytest.fixture
 def measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads measure steps, as a user's do."""
+    """Turn measurements on, as for users."""
     monkeypatch.setattr(measured, "SHARE", 0.1)
 
 
 @pytest.fixture
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices of small models have a form of their own, too."""
+    """Use special forms for small matrices, too."""
     monkeypatch.setattr(weights, "SMALL", 1)
 
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    """In place of torch's, which takes most of a minute for the steps of transformers."""
+    """Replace torch's compiler, which takes most of a minute for the steps of transformers."""
     from ladecli.bench import stock
 
     made = Compiler()
@@ -193,7 +194,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
 
 @pytest.fixture
 def lade(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The program, called in this process; `typed` is its standard input."""
+    """Return a function that runs the program in this process; `typed` is its standard input."""
 
     def call(*arguments: str, typed: str | None = None) -> Result:
         with pytest.MonkeyPatch.context() as patch:
@@ -211,7 +212,7 @@ def lade(capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.fixture
 def rows_file(tmp_path: Path) -> Callable[..., str]:
-    """Writes rows of prompts to a file, and gives its path."""
+    """Return a function that writes rows of prompts to a file, and returns its path."""
 
     def write(*rows: object) -> str:
         path = tmp_path / "rows.jsonl"
@@ -222,9 +223,9 @@ def rows_file(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-class Typed(io.StringIO):
-    """What a user does at a terminal that cannot edit: lines, and functions in their place, as
-    Ctrl-C is one."""
+class TypedInput(io.StringIO):
+    """The input of a user at a terminal without editing: lines, or functions to call, such as
+    Ctrl-C."""
 
     def __init__(self, *lines: str | Callable[[], object]) -> None:
         super().__init__()
@@ -255,7 +256,7 @@ class Talk(Result):
 
 @pytest.fixture
 def talk(lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
-    """`lade chat` with what its user types, its options as one text, and a home of its own."""
+    """Return a function that runs `lade chat` with some input, options as one text, and a home."""
 
     def call(
         *typed: str | Callable[[], object],
@@ -267,7 +268,7 @@ def talk(lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         home.mkdir(exist_ok=True)
         monkeypatch.setenv("XDG_STATE_HOME", str(home))
         monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "stdin", Typed(*typed))
+        monkeypatch.setattr(sys, "stdin", TypedInput(*typed))
         done = lade("chat", *filter(None, [model]), *options.split())
         return Talk(done, next(home.glob("lade/chats/*.json"), None))
 

@@ -1,4 +1,4 @@
-"""The Python API on the bundled demo model, and what the demo must be."""
+"""The Python API on the bundled demo model, and requirements for the demo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def demo() -> Model:
     return ladecli.load("demo")
 
 
-def test_three_lines(demo: Model) -> None:
+def test_the_readme_example(demo: Model) -> None:
     text = demo.generate("def ", max_new_tokens=40)
     assert len(text) > 40
     *events, end = demo.stream("def ", max_new_tokens=40)
@@ -95,7 +95,7 @@ def test_conversations_go_through_the_template(demo: Model) -> None:
         ([HI, {"content": "a"}], {}, TypeError, "; 2 role: it is missing"),
     ],
 )
-def test_what_cannot_be_generated(
+def test_invalid_generate_arguments(
     demo: Model, prompt: Any, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as caught:
@@ -116,7 +116,7 @@ def test_what_cannot_be_generated(
         ({"temperature": 1.0}, TypeError, r"load\(\) has no option 'temperature'"),
     ],
 )
-def test_what_cannot_be_loaded(
+def test_invalid_load_arguments(
     options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as caught:
@@ -148,7 +148,7 @@ def test_a_template_has_the_variables_of_each_call(demo: Model, tmp_path: Path) 
         ({"guesses": 9}, "guesses does nothing with sources context"),
     ],
 )
-def test_silent_effects_are_warnings(options: dict[str, int], message: str) -> None:
+def test_options_without_effect_are_warnings(options: dict[str, int], message: str) -> None:
     with pytest.warns(UserWarning, match=message):
         ladecli.load("demo", **options)
 
@@ -163,7 +163,7 @@ def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
     assert caught[0].filename == __file__, "they point at the call"
 
 
-def test_a_session_keeps_what_it_learned_or_was_handed_over(demo: Model) -> None:
+def test_a_session_keeps_learned_drafts_and_draft_texts(demo: Model) -> None:
     def decode(**options: object) -> tuple[str, int]:
         events = demo.stream("class Stack:\n", max_new_tokens=60, **options)
         steps = [event for event in events if isinstance(event, ladecli.TextStep)]
@@ -176,13 +176,13 @@ def test_a_session_keeps_what_it_learned_or_was_handed_over(demo: Model) -> None
     demo.session.start_over()
     known = decode(draft_text=text)
     assert (known[0], known[1] < steps) == (text, True)
-    # What was forgotten since is learned anew.
+    # Forgotten texts are learned again.
     demo.session.start_over()
     other = range(300, 2300)
     for first in range(70):
         demo.session.drafts.learn_text([*other[first:], *other[:first]])
     assert decode(draft_text=text)[1] <= known[1]
-    # An editor hands over version after version: the newest are known, even after a new start.
+    # An editor sends version after version: the newest are known, even after `start_over`.
     for version in range(12):
         decode(draft_text=f"{text * 150}# {version}")
     demo.session.start_over()

@@ -1,4 +1,4 @@
-"""The rules of the architecture, read from the code: imports, and what only one module does."""
+"""The rules of the architecture, read from the code: imports, and tasks of only one module."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def calls_of(path: Path) -> set[str]:
 
 
 def test_the_decoder_knows_only_itself_and_tensors() -> None:
-    """Its core needs nothing that is there for speed, other forwards or several processes."""
+    """Its core needs no module for speed, other forwards or several processes."""
     beside = ("ladecli.decoder.backends", "ladecli.decoder.ranks")
     for path in DECODER:
         names = imports_of(path)
@@ -96,7 +96,7 @@ def files_behind(path: Path) -> set[str]:
     """Return the modules of ours that a file imports: inside functions and for types alone, too."""
     names, modules = {*imports_of(path)}, {*map(module_of, FILES)}
     behind = names & modules
-    # `from . import x` of a file x knows x, and not what else the package says.
+    # `from . import x` depends on the file x, and not on the rest of the package.
     for package in {name.rpartition(".")[0] for name in behind}:
         if all(name in modules for name in names if name.rpartition(".")[0] == package):
             behind.discard(package)
@@ -129,7 +129,7 @@ def users_of(attribute: str, but_of: str = "") -> set[str]:
     }
 
 
-def test_what_happens_in_one_file() -> None:
+def test_tasks_of_a_single_file() -> None:
     """Models are loaded, steps decoded and laid out in one file each."""
     assert users_of("from_pretrained", but_of="AutoConfig") == {"models/load.py"}
     assert users_of("propose") == users_of("observe") == {"decoder/engine.py"}
@@ -138,15 +138,15 @@ def test_what_happens_in_one_file() -> None:
     ]
 
 
-def test_the_decoders_map_imports_nothing() -> None:
+def test_the_decoders_glossary_imports_nothing() -> None:
     assert imports_of(ROOT / "decoder" / "__init__.py") == []
 
 
 @pytest.mark.slow
-def test_what_decoding_on_a_cpu_brings_along(capfd: pytest.CaptureFixture[str]) -> None:
-    """No compiler: importing triton takes a second; transformers may do it, so that our kernels
-    are the sign.  No warning of what is imported.  And no threads that wait in long loops for
-    another on a busy core."""
+def test_imports_and_threads_of_decoding_on_a_cpu(capfd: pytest.CaptureFixture[str]) -> None:
+    """No compiler, since importing triton takes a second (transformers may import it, so this looks
+    for our kernels).  No warnings during imports.  No threads that spin for a long time while they
+    wait for another on a busy core."""
     kernels = {
         module_of(path)
         for path in FILES
@@ -164,13 +164,13 @@ def test_what_decoding_on_a_cpu_brings_along(capfd: pytest.CaptureFixture[str]) 
     assert not called.imported & (kernels | {"numba"})
     if sys.platform == "linux":  # elsewhere torch has another OpenMP
         turns = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", written)
-        # By itself libgomp turns for 300,000 times, which are milliseconds.
+        # libgomp's default is 300,000 rounds, which take milliseconds.
         assert turns
         assert int(turns[0]) <= 10_000
 
 
-def test_modules_of_a_model_are_not_rewired() -> None:
-    """The decoder has a forward of its own; it puts nothing into transformers' modules."""
+def test_the_decoder_replaces_nothing_in_a_models_modules() -> None:
+    """The decoder has its own forward; it changes nothing in transformers' modules."""
     tricks = [".forward = ", "FunctionType(", "MethodType", "weakref.", "data_ptr"]
     tricks += ["__globals__", "threading.local"]
     for path in FILES:
@@ -178,7 +178,7 @@ def test_modules_of_a_model_are_not_rewired() -> None:
         assert not [trick for trick in tricks if trick in text], path
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert all(ast.get_docstring(tree_of(path)) for path in FILES)
 
 

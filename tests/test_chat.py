@@ -1,4 +1,4 @@
-"""A chat over its turns: what the model reads again, what is kept, what every command does."""
+"""A chat over several turns: prompt tokens read again, kept conversations, and every command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ terminate = partial(signal.raise_signal, signal.SIGTERM)
 
 
 def figures(err: str) -> list[list[int]]:
-    """For each `/stats`: tokens, steps, cached tokens of prompts, tokens of prompts."""
+    """Return for each `/stats`: tokens, steps, cached prompt tokens, all prompt tokens."""
     form = r"(\d+) tokens in (\d+) steps? .*\nreplies: .* (\d+) of (\d+) prompt tokens"
     return [[int(number) for number in numbers] for numbers in re.findall(form, err)]
 
@@ -43,7 +43,9 @@ def prompt_of(trace: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["lookahead", "autoregressive"])
-def test_turns_read_what_is_new_and_can_go_on(talk: Lade, tmp_path: Path, strategy: str) -> None:
+def test_turns_read_only_new_tokens_and_chats_continue(
+    talk: Lade, tmp_path: Path, strategy: str
+) -> None:
     path, page = tmp_path / "chat.json", tmp_path / "chat.md"
     lines = ("/system Be brief.", QUESTIONS[0], "/stats", QUESTIONS[1], "/stats")
     options = f"--strategy {strategy} --no-stats"
@@ -88,13 +90,13 @@ def test_early_ctrl_c_gives_the_message_back(talk: Lade, monkeypatch: Any, tmp_p
     assert "a question " * 400 + "\n> " in chat.err
 
 
-def test_an_early_signal_leaves_a_message_that_waits(talk: Lade, monkeypatch: Any) -> None:
+def test_an_early_signal_keeps_the_unanswered_message(talk: Lade, monkeypatch: Any) -> None:
     during_forward(monkeypatch, 1, terminate)
     chat = talk(QUESTIONS[0])
     assert (chat.code, chat.conversation) == (143, Conversation().asked(QUESTIONS[0]))
 
 
-def test_a_reply_stands_where_ctrl_c_comes_before_another(talk: Lade, monkeypatch: Any) -> None:
+def test_ctrl_c_before_a_new_reply_keeps_the_old_one(talk: Lade, monkeypatch: Any) -> None:
     armed: list[Callable[[], None]] = []
     arm = partial(armed.append, ctrl_c)
     change_decoders(monkeypatch, lambda model: watch(model, lambda _: armed and armed.pop()()))
@@ -105,7 +107,7 @@ def test_a_reply_stands_where_ctrl_c_comes_before_another(talk: Lade, monkeypatc
         assert len(talk(long, arm, again, options="-n 9").conversation.messages) == 2
 
 
-def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> None:
+def test_another_model_continues_the_conversation(talk: Lade, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("a remark")
     saved = tmp_path / "chat.json"
     steps = ("Hello", f"/save {saved}", f"/paste {tmp_path / 'note.txt'}", "/model demo")
@@ -114,14 +116,14 @@ def test_another_model_takes_over_what_there_is(talk: Lade, tmp_path: Path) -> N
     assert (len(messages), messages[2].content[:9]) == (4, "note.txt:")
 
 
-def test_a_model_that_cannot_be_opened_ends_no_chat(talk: Lade, model_folder: str) -> None:
+def test_a_chat_survives_a_model_that_cannot_be_opened(talk: Lade, model_folder: str) -> None:
     chat = talk("Hello", f"/model {model_folder}", "more", options="-n 5")
     assert "has no chat template" in chat.err
     assert "going on with demo" in chat.err
     assert len(chat.conversation.messages) == 4
 
 
-def test_ctrl_c_in_a_load_goes_on_with_the_model_before(talk: Lade, monkeypatch: Any) -> None:
+def test_ctrl_c_during_a_load_returns_to_the_previous_model(talk: Lade, monkeypatch: Any) -> None:
     moments = [lambda: None, ctrl_c, lambda: None]
     change_decoders(monkeypatch, lambda _: moments.pop(0)())
     chat = talk("Hello", f"/model {DEMO}", "more", options="-n 5")
@@ -129,7 +131,7 @@ def test_ctrl_c_in_a_load_goes_on_with_the_model_before(talk: Lade, monkeypatch:
     assert len(chat.conversation.messages) == 4
 
 
-def test_errors_cost_neither_the_conversation_nor_the_chat(talk: Lade, monkeypatch: Any) -> None:
+def test_errors_end_neither_the_conversation_nor_the_chat(talk: Lade, monkeypatch: Any) -> None:
     during_forward(monkeypatch, 8, Mock(side_effect=RuntimeError("an illegal moment")))
     chat = talk(QUESTIONS[0], "/save x\0y", "caf\udce9", "more", options="-n 20")
     for line, words in zip(chat.notices, ("an illegal moment", "/save xy", "UTF-8"), strict=True):
@@ -140,7 +142,7 @@ def test_errors_cost_neither_the_conversation_nor_the_chat(talk: Lade, monkeypat
 
 @pytest.mark.slow
 def test_every_end_keeps_the_chat(talk: Lade, lade: Lade, monkeypatch: Any, tmp_path: Path) -> None:
-    # What a pipe sent wrongly it can send again, and an empty chat is none.
+    # A pipe can send an invalid message again, and an empty chat is not kept.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     piped = lade("chat", "-n", "3", typed=f"{QUESTIONS[0]}\n/load nowhere")
     assert (piped.code, [*tmp_path.rglob("chats/*.json")]) == (2, [])
@@ -150,11 +152,11 @@ def test_every_end_keeps_the_chat(talk: Lade, lade: Lade, monkeypatch: Any, tmp_
     assert chat.said[0::2] == [QUESTIONS[0]]
     assert chat.file.stat().st_mode & 0o777 == 0o600
     assert f"{KEPT} {chat.file}" in chat.err, "--quiet hides no more than it should"
-    # What the user left needs no word.
+    # No notice for a chat that the user left.
     chat = talk(QUESTIONS[0], QUESTIONS[2])
     assert KEPT not in chat.err
     assert chat.said[0::2] == [QUESTIONS[0], QUESTIONS[2]]
-    # Where nothing can be written, that is said once, and the chat goes on.
+    # If nothing can be written, one notice says so, and the chat goes on.
     (tmp_path / "lade").touch()
     chat = talk(QUESTIONS[0], QUESTIONS[1], f"/save {tmp_path / 'all.json'}", home=tmp_path)
     assert len(from_json((tmp_path / "all.json").read_text()).conversation.messages) == 4
@@ -166,7 +168,7 @@ def test_every_end_keeps_the_chat(talk: Lade, lade: Lade, monkeypatch: Any, tmp_
     assert chat.said[::2] == [QUESTIONS[0]]
 
 
-def test_a_signal_that_nohup_has_ignored_ends_no_chat(talk: Lade) -> None:
+def test_a_chat_survives_a_hangup_under_nohup(talk: Lade) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         chat = talk(partial(signal.raise_signal, signal.SIGHUP), QUESTIONS[0])
@@ -196,7 +198,7 @@ def test_the_model_is_kept(talk: Lade, model_folder: str, tmp_path: Path, monkey
     folder = Path(model_folder)
     monkeypatch.chdir(folder.parent)
     talk(QUESTIONS[0], model=folder.name, options=options, home=tmp_path)
-    monkeypatch.chdir(tmp_path)  # where that name means nothing, or another model
+    monkeypatch.chdir(tmp_path)  # another folder, in which that name is invalid, or another model's
     for model, shown in (("", model_folder), ("demo", "demo"), ("", "demo")):
         again = talk(QUESTIONS[1], model=model, options=f"--continue {options}", home=tmp_path)
         assert f"{shown} · " in again.err
@@ -231,7 +233,7 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert "going on after 2 messages " in talk(options="--continue", home=tmp_path).err
     assert empty.conversation.messages
     assert "Briefly." in talk("/system", options="--continue -s Briefly.", home=tmp_path).err
-    os.utime(day)  # of two chats side by side, the one that was held last
+    os.utime(day)  # of two simultaneous chats, the one that changed last
     assert "going on after 4 messages" in talk(options="--continue", home=tmp_path).err
     monkeypatch.setenv("XDG_STATE_HOME", "/nowhere")
     assert "there is no conversation to continue" in lade("chat", "--continue").refused()
@@ -315,7 +317,7 @@ REFUSED = (
 )
 
 
-def test_commands_that_cannot_be_done(talk: Lade) -> None:
+def test_commands_that_fail(talk: Lade) -> None:
     chat = talk("/show", *(text for text, _ in REFUSED), "/show")
     for line, (text, words) in zip(chat.notices, REFUSED, strict=True):
         assert words in line, text
@@ -352,7 +354,7 @@ def test_settings(talk: Lade) -> None:
         assert re.match(rf"{re.escape(row)} +{end}", answer), text
 
 
-def test_show_tells_where_values_come_from(talk: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_the_origins_of_values(talk: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("TOP_K", "7"), ("TEMPERATURE", "0.5")):
         monkeypatch.setenv(f"LADE_{name}", value)
     lines = ("/set window 9", "/show", "/set window default", "/set temperature 0", "/show dtype")
@@ -361,7 +363,7 @@ def test_show_tells_where_values_come_from(talk: Lade, monkeypatch: pytest.Monke
         {row.split()[0]: re.sub("  +", "|", row.rstrip()) for row in answer.splitlines() if row}
         for answer in chat.err.split("\n> ")[1:-1]
     )
-    # The profile's budget and sources were meant for the profile's window: that is shown too.
+    # The budget and sources of the profile were meant for its window, so these change, too.
     assert changed.keys() == {"window", "budget", "sources"}
     assert whole["window"] == "window|9|set in this chat"
     origins = {
@@ -375,13 +377,13 @@ def test_show_tells_where_values_come_from(talk: Lade, monkeypatch: pytest.Monke
     assert at_start["dtype"] == "dtype|float32|default", "though it can be set then"
 
 
-def test_what_only_looks_like_a_command_is_a_message(talk: Lade) -> None:
+def test_a_text_that_only_looks_like_a_command_is_a_message(talk: Lade) -> None:
     lines = ["/undo", "/etc/hosts is what?", "/def f():\n    pass"]
     assert talk(f" {lines[0]}", *lines[1:]).said[0::2] == lines
 
 
 @pytest.mark.parametrize("word", ["exit", "quit", "/bye"])
-def test_words_that_leave(talk: Lade, word: str) -> None:
+def test_words_that_end_a_chat(talk: Lade, word: str) -> None:
     chat = talk(word, "never said")
     assert (chat.code, chat.file) == (0, None)
 
@@ -409,7 +411,7 @@ def test_edit(talk: Lade, tmp_path: Path) -> None:
     assert drafts == [draft for _, _, draft in EDITS if draft]
 
 
-def test_files_that_go_with_a_message_and_texts_that_do_not(talk: Lade, tmp_path: Path) -> None:
+def test_pasted_files_join_a_message_and_draft_texts_do_not(talk: Lade, tmp_path: Path) -> None:
     path, known = tmp_path / "notes.md", tmp_path / "known.txt"
     path.write_bytes(b"one\r\n```py\nx\n```\n")
     known.write_text("Nothing of it.")
@@ -419,7 +421,7 @@ def test_files_that_go_with_a_message_and_texts_that_do_not(talk: Lade, tmp_path
     assert re.search(r"drafts know known.txt \(\d+ tokens\)", chat.err)
 
 
-def test_no_file_is_overwritten_but_the_chats_own(talk: Lade, tmp_path: Path) -> None:
+def test_only_the_chats_own_file_is_overwritten(talk: Lade, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     other.write_text("mine")
     # After `/reset` a chat has no file yet.
@@ -442,13 +444,13 @@ def test_loading_replaces_only_what_is_kept(talk: Lade, tmp_path: Path) -> None:
     assert f"> {QUESTIONS[0]}\n" in chat.err, "what was loaded is shown"
     full = tmp_path / "full"
     full.mkdir()
-    (full / "lade").touch()  # where the folder of kept chats would be
+    (full / "lade").touch()  # a file in place of the folder of kept chats
     chat = talk(QUESTIONS[0], f"/load {path}", "/system", home=full)
     assert "2 messages that are kept nowhere; /save FILE and /reset" in chat.notices[0]
     assert "> none" in chat.err
 
 
-def test_kept_chats_are_listed_and_go_on(talk: Lade, lade: Lade, tmp_path: Path) -> None:
+def test_kept_chats_are_listed_and_continued(talk: Lade, lade: Lade, tmp_path: Path) -> None:
     for question in QUESTIONS:
         chat = talk(question, "and?", "more?", home=tmp_path)
         assert str(next(tmp_path.rglob("chats/*.json")).parent) in chat.err, "where it is kept"
@@ -456,7 +458,7 @@ def test_kept_chats_are_listed_and_go_on(talk: Lade, lade: Lade, tmp_path: Path)
     files = sorted(tmp_path.rglob("chats/*.json"), key=lambda file: file.stat().st_mtime_ns)
     for age, file in enumerate(files):
         os.utime(file, (age, age))
-    # Going on makes a longer copy, which stands for both.
+    # Continuing a chat makes a longer copy, which replaces the shorter one in the list.
     going_on = talk("the end", options="--load 2 -n 3", home=tmp_path)
     shown = going_on.err.split("/help")[1]
     assert f"{QUESTIONS[1]}\n" not in shown
@@ -494,7 +496,7 @@ def test_compare_decodes_the_same_text_again(talk: Lade, monkeypatch: Any, tmp_p
         model.forward = lambda *inputs: -forward(*inputs)
 
     change_decoders(monkeypatch, loaded.append)
-    # Of other seeds some draft nothing after the first step, and then nothing is to be learned.
+    # With some other seeds nothing is drafted after the first step, and nothing is learned.
     chat = talk(
         *(QUESTIONS[0], "/compare", QUESTIONS[1], other_text, "/compare"),
         *("/undo", "/undo", "/compare", "/set max-new-tokens 1", "x", "/compare"),
@@ -513,11 +515,11 @@ def test_a_model_without_a_template(talk: Lade, tmp_path: Path) -> None:
     (model / "chat_template.jinja").unlink()
     assert re.search(r"model has no chat template.*--raw", talk(model=str(model)).refused())
     chat = talk("def f(x):", "    y", model=str(model), options=f"--raw -n 5 --trace {trace}")
-    # As it is, the indent included.
+    # Unchanged, with its indent.
     assert prompt_of(trace).endswith(f"def f(x):\n{chat.said[1]}\n    y")
 
 
-def test_replies_alone_go_to_stdout(talk: Lade, lade: Lade) -> None:
+def test_only_replies_go_to_stdout(talk: Lade, lade: Lade) -> None:
     replies = talk(*QUESTIONS[:2]).said[1::2]
     lines = "/show", QUESTIONS[0], "/undo", QUESTIONS[0], "/stats", QUESTIONS[1]
     piped = lade("chat", "-n", "3", typed="\n".join(lines))

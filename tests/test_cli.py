@@ -58,8 +58,10 @@ def test_prompts_from_flag_and_stdin_are_the_same(lade: Any, model_folder: str) 
         assert piped.out == flag.out
 
 
-def test_files_of_other_systems_are_alike(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    """As Python's text mode reads them: the model sees no carriage returns."""
+def test_line_ends_of_other_systems_are_converted(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    """Line ends are converted as in Python's text mode: the model sees no carriage returns."""
     text = "the cat\nsat: Grüße\n"
     arguments = ["generate", model_folder, "-n", "3", "--ignore-eos", "--json", "-q"]
     flag = lade(*arguments, "-p", text.removesuffix("\n")).json()
@@ -201,7 +203,7 @@ def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
     assert lade(*plain, "--strategy", "autoregressive").json()["decode"]["step_width"] == 1.0
 
 
-def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
+def test_sampling_prints_its_seed(lade: Any, model_folder: str) -> None:
     options = ("-p", "the", "-n", "20", "-t", "1.5", "--json", "--ignore-eos")
     sample = ("generate", model_folder, *options)
     first = lade(*sample).json()
@@ -211,13 +213,13 @@ def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_streams_that_cannot_show_everything(model_folder: str) -> None:
+def test_streams_with_limited_encodings(model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
     plain = processes.lade(*options, "--seed", "1", PYTHONIOENCODING="ascii")
     assert (plain.returncode, "Error" in plain.stderr) == (0, False)
     with open(os.devnull, "w") as output:
         streams = 0, output.fileno(), None  # no standard error
-        child = processes.Forked(["generate", "-p", "the", "-n", "3"], streams, os.environ)
+        child = processes.ForkedProgram(["generate", "-p", "the", "-n", "3"], streams, os.environ)
         assert child.wait() == 0
 
 
@@ -230,7 +232,7 @@ def test_colors_on_demand(lade: Any, model_folder: str, monkeypatch: pytest.Monk
         assert "\x1b[3" not in lade(*prompt, *options, color).out
 
 
-# Bad input: one line that names the thing, and the exit code.
+# Bad input: one line that names the fault, and the exit code.
 
 
 def files(folder: Path) -> None:
@@ -313,7 +315,7 @@ MISTAKES = {
     "profiles moon": "unknown profile 'moon'; known profiles: a100, ",
     "profiles --device cuda": "no CUDA device: ",
 }
-"""What is refused before a model is loaded, and a part of the line that says so."""
+"""Input that is refused before a model is loaded, and a part of the error line."""
 
 
 @pytest.mark.parametrize("line", MISTAKES)
@@ -342,7 +344,7 @@ def test_missing_packages(option: str, package: str, fix: str, lade: Any, monkey
     assert refusal == f"{option.removesuffix(' auto')} needs {package}: pip install {fix}\n"
 
 
-def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) -> None:
+def test_a_draft_text_makes_an_answer_faster(lade: Any, tmp_path: Path) -> None:
     known = tmp_path / "known.txt"
     command = ["generate", "-p", "What is the pool?", "-n", "40", "--json"]
     without = lade(*command).json()
@@ -357,7 +359,7 @@ def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_file_that_cannot_be_written_costs_no_answer(lade: Any, tmp_path: Path) -> None:
+def test_an_answer_survives_a_trace_that_cannot_be_written(lade: Any, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n' * 2)
     result = lade("generate", "-f", str(rows), "-n", "3", "--json", "-q", "--trace", "/dev/full")
@@ -371,17 +373,17 @@ def test_a_file_that_cannot_be_written_costs_no_answer(lade: Any, tmp_path: Path
 @pytest.mark.parametrize(
     "command", ["--version", "generate -p a -n 3", "generate -p a -n 3 --json"]
 )
-def test_an_unwritten_answer_is_no_success(command: str, closed: bool, tmp_path: Path) -> None:
+def test_lost_output_is_an_error(command: str, closed: bool, tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     with open(os.devnull) as nothing, open("/dev/full", "w") as full, errors.open("w") as written:
         out = None if closed else full.fileno()
         streams = nothing.fileno(), out, written.fileno()
-        assert processes.Forked(command.split(), streams, os.environ).wait() == 1
+        assert processes.ForkedProgram(command.split(), streams, os.environ).wait() == 1
     assert errors.read_text().startswith("lade: ")
 
 
 class Code:
-    """What would run a command if it were unpickled."""
+    """An object that would run a command if it were unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("exit 1",)
@@ -393,7 +395,7 @@ WEIGHTS, CONFIG = "model.safetensors", partial(stating, "config.json")
 
 
 def prefixed(prefix: str) -> Change:
-    """Give weights the names that a wrapper saves them under."""
+    """Rename weights as a wrapper saves them."""
     return renaming(WEIGHTS, lambda name: [prefix + name])
 
 
@@ -403,7 +405,7 @@ def pickled(folder: Path) -> None:
 
 
 def tokenizer_is(name: str, data: bytes) -> Change:
-    """Put a tokenizer of another format in place of tokenizer.json."""
+    """Replace tokenizer.json by a tokenizer in another format."""
     return lambda folder: (folder / "tokenizer.json").rename(folder / name).write_bytes(data)
 
 
@@ -414,7 +416,7 @@ def of_kind(name: Any, *changes: Change) -> Change:
 
 
 def index(**files: Any) -> Change:
-    """Let weights stand in the files that an index names."""
+    """Split weights over files with an index."""
 
     def change(folder: Path) -> None:
         (folder / WEIGHTS).rename(folder / "x.safetensors")
@@ -550,7 +552,7 @@ def test_debug_shows_the_traceback() -> None:
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Says what the hub says: about the folders that it has, gated models and unknown ones."""
+    """A fake hub with some folders, gated models and unknown ones."""
 
     protocol_version = "HTTP/1.1"
     folders: ClassVar[dict[str, Path]] = {}
@@ -587,7 +589,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -601,7 +603,7 @@ def hub(model_folder: str) -> Iterator[str]:
     server.server_close()
 
 
-def test_invariant_steps_are_not_paid_for_where_there_are_none(lade: Any) -> None:
+def test_batch_invariant_has_no_cost_if_it_is_impossible(lade: Any) -> None:
     options = ("-p", "def ", "-n", "2", "--batch-invariant")
     result = lade("generate", *options, "--device-map", "auto")
     assert result.code == 0
@@ -610,7 +612,7 @@ def test_invariant_steps_are_not_paid_for_where_there_are_none(lade: Any) -> Non
 
 
 @pytest.mark.slow
-def test_what_is_downloaded_once_and_what_is_not_there(
+def test_downloads_happen_once_and_missing_models_are_named(
     hub: str, lade: Any, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
@@ -622,7 +624,7 @@ def test_what_is_downloaded_once_and_what_is_not_there(
     assert plain != adapted
     stating("adapter_config.json", base_model_name_or_path="owner/tiny")(adapter)
     Hub.folders["owner/lora"] = adapter
-    # The second time no hub is needed, and none is waited for.
+    # The second time needs no hub, and does not wait for one.
     names = ("gated", "missing", "lora", "tiny", "last", "name", "tiny --adapter owner/lora")
     asked = (("generate", *f"owner/{name}".split(), *options) for name in (*names, "tiny"))
     gated, missing, *downloaded, _, unknown, lora, tiny = new_python.calls(*asked, HF_ENDPOINT=hub)
@@ -642,13 +644,13 @@ def in_a_terminal(*asked: str) -> processes.Spawn:
     return processes.Spawn(sys.executable, command, encoding="utf-8", timeout=60, dimensions=size)
 
 
-def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str) -> None:
+def test_a_terminal_gets_colours_but_no_control_characters_of_the_model(model_folder: str) -> None:
     options = ("-n", "100", "--ignore-eos", "-q", "--sources", "trajectory")
     child = in_a_terminal("generate", model_folder, "-p", "ab ab ab ab", *options)
     child.expect(pexpect.EOF)
     child.close()
     assert (child.exitstatus, "\x1b[3" in child.before) == (0, True)
-    # Every escape is one of Rich's colours, or redraws rows; those of the model are gone.
+    # Every escape is one of Rich's; those of the model are removed.
     rest = re.sub(r"\x1b\[((3[2-6]|0)m|1A|1G|J)|\r|\n", "", child.before)
     assert not [c for c in rest if ord(c) < 32 and c != "\t"]
 
@@ -677,7 +679,7 @@ def test_control_c_while_the_program_is_imported_is_quiet(tmp_path: Path) -> Non
 
 @pytest.fixture
 def beyond(tmp_path: Path) -> str:
-    """A copy of the demo model whose tokenizer knows a token that the weights have no row for."""
+    """Return a copy of the demo model whose tokenizer has a token without an embedding."""
     copy = copied(DEMO, tmp_path / "beyond")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
     tokenizer.add_tokens(["<tool>"], special_tokens=True)
@@ -737,7 +739,7 @@ def test_traces_and_replays(lade: Any, model_folder: str, tmp_path: Path, rows_f
     assert replayed.out == shown.out
 
 
-def test_a_context_that_does_not_fit_gets_one_that_does(lade: Any, monkeypatch: Any) -> None:
+def test_an_error_about_the_context_names_one_that_fits(lade: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("ladecli.models.device.free_memory", lambda _: 24e6)
     asked = ("generate", "demo", "-p", "def ", "-n", "5", "--no-stats", "--dtype", "float32")
     refusal = lade(*asked, "--max-context", "2048").refused()

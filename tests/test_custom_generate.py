@@ -19,7 +19,7 @@ from ladecli.decoder.backends.compat import cache_argument, returned_cache
 from ladecli.profiles import user
 from tests.support.models import model_of, new_model, prompt_for
 
-# Ours come from within transformers' `generate`, whose warnings are no errors elsewhere.
+# Our warnings come from within transformers' `generate`.
 OURS = "error:.*(transformers' |; left out):UserWarning"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(OURS)]
 
@@ -27,14 +27,14 @@ CONFIG = ladecli.LookaheadConfig(4, 4, 4)
 
 
 def own_model(family: str) -> Any:
-    """A model that no other test binds, nor has asked for anything."""
+    """Return a model that no other test uses."""
     model = copy.deepcopy(model_of(family))
     model.set_attn_implementation("sdpa")
     return model
 
 
 def ask(model: Any, prompt: list[int] | None = None, **options: Any) -> list[int]:
-    """Ids by lookahead inside transformers, of a prompt for Llama unless there is another."""
+    """Return the ids of lookahead inside transformers, by default for a prompt for Llama."""
     ids = torch.tensor([prompt or prompt_for("llama")])
     out = model.generate(ids, **{"custom_generate": ladecli.lookahead} | options)
     return [int(token) for token in out[0]]
@@ -44,7 +44,7 @@ SHORT: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
 
 
 def same_text(model: Any, prompt: list[int] | None = None, **options: Any) -> list[int]:
-    """Return what both `generate` and lookahead make of a prompt."""
+    """Check that `generate` and lookahead give the same text for a prompt, and return it."""
     settings = SHORT | {"eos_token_id": None, "pad_token_id": 0, **options}
     own = ask(model, prompt, custom_generate=None, **settings)
     assert ask(model, prompt, lade_config=CONFIG, **settings) == own
@@ -68,8 +68,8 @@ def test_greedy_equals_generate(family: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba"])
-def test_a_cache_must_be_empty(family: str) -> None:
-    """transformers makes one of its own, too; a recurrent state has no length."""
+def test_a_cache_with_tokens_is_refused(family: str) -> None:
+    """transformers creates a cache, too; a recurrent state has no length."""
     model, prompt = new_model(family), prompt_for(family)
     name, empty = cache_argument(model.forward), DynamicCache(config=model.config)
     own = ask(model, prompt, custom_generate=None, **SHORT)
@@ -90,7 +90,7 @@ def test_sampling_depends_on_the_seed() -> None:
 
 
 class Streamer(list[Any]):
-    """Keeps what it gets; None for the end."""
+    """Records its input, with None for the end."""
 
     def put(self, ids: torch.Tensor) -> None:
         self.append(ids.flatten().tolist())
@@ -109,7 +109,7 @@ def test_the_streamer_gets_every_token_in_order() -> None:
         assert streamer == plain
 
 
-def test_a_context_that_is_too_short_is_said() -> None:
+def test_a_context_shorter_than_max_length_is_reported() -> None:
     model = own_model("gpt2")
     before = model.config._attn_implementation
     with pytest.warns(UserWarning, match="ends at the model's context of 128 tokens"):
@@ -124,13 +124,13 @@ def scale(module: Any, args: Any, out: Any) -> Any:
 
 
 def steer_last(module: Any, args: Any, out: Any) -> Any:
-    """A hook that changes the newest position of every forward alone."""
+    """A hook that changes only the newest position of every forward."""
     out[:, -1] *= 1.7
     return out
 
 
 class OtherMLP(LlamaMLP):  # type: ignore[misc]
-    """With all parts of the one that it takes the place of."""
+    """A replacement with all parts of the original MLP."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 1.5 * super().forward(x)  # type: ignore[no-any-return]
@@ -175,11 +175,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "attribute of the config": lambda x: setattr(x.self_attn.config, "num_hidden_layers", 1),
 }
 SLOWER = "transformers' (forward|own decoding)"
-"""What a warning says, but for weights."""
+"""The text of a warning, except for weights."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> None:
+def test_changes_of_a_model_apply_from_the_next_call(change: str) -> None:
     model = own_model("llama")
     before = same_text(model)
     hook = CHANGES[change](model.model.layers[0])
@@ -192,7 +192,7 @@ def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> No
         assert same_text(model) == before
 
 
-def test_a_longer_text_before_changes_no_frequencies() -> None:
+def test_an_earlier_longer_text_does_not_change_frequencies() -> None:
     model, long = own_model("llama_dynamic"), {"max_new_tokens": 40}
     text = same_text(model, **long)
     ask(model, custom_generate=None, **long)  # which leaves those of its end
@@ -212,7 +212,7 @@ def test_products_whose_rows_depend_on_each_other() -> None:
         same_text(model, max_new_tokens=24)
 
 
-def test_a_hook_may_do_another_thing_at_every_call() -> None:
+def test_hooks_may_change_their_behaviour_between_calls() -> None:
     model, strength = own_model("llama"), 0.0
 
     def steer(module: Any, args: Any, out: Any) -> Any:
@@ -249,7 +249,7 @@ def test_adapters_are_switched() -> None:
 
 @pytest.mark.parametrize("kind", ["lora", "prompt_tuning", "prefix_tuning"])
 def test_models_of_peft(kind: str) -> None:
-    """Prompts that are learned are no tokens: they are made when inputs are prepared."""
+    """Learned prompts are not tokens: peft adds them when inputs are prepared."""
     peft, model = pytest.importorskip("peft"), own_model("llama")
     before, settings = same_text(model), {"init_lora_weights": False, "target_modules": ["q_proj"]}
     torch.manual_seed(0)
@@ -264,15 +264,15 @@ def test_models_of_peft(kind: str) -> None:
     assert same_text(model) == before, "the model alone is as it was"
 
 
-def test_hooks_of_libraries_and_compiled_forwards_cost_nothing() -> None:
-    """transformers leaves hooks that take hidden states down; no warning speaks of them."""
+def test_hooks_of_libraries_and_compiled_forwards_keep_drafts() -> None:
+    """transformers leaves hooks that record hidden states, which cause no warning."""
     model = own_model("llama")
     model(torch.tensor([[1, 2]]), output_hidden_states=True, output_attentions=True)
     model.forward = torch.compile(model.forward, backend="eager")
     ask(model, **SHORT)
 
 
-def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
+def test_notices_about_settings_are_warnings() -> None:
     model = own_model("llama")
     user.folder().mkdir(parents=True)
     user.path_of("cpu").write_text("[", encoding="utf-8")
@@ -289,7 +289,7 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
         ({"position_ids": torch.arange(24)[None] + 3}, "position_ids that do not count from 0"),
     ],
 )
-def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
+def test_unsupported_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(own_model("llama"), max_new_tokens=5, **options)
 
@@ -305,10 +305,10 @@ def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -
         ([[1, 2]], {"generation_config": None}, "call it through"),
     ],
 )
-def test_inputs_beside_the_ids_of_one_text_are_refused(
+def test_inputs_other_than_the_ids_of_one_text_are_refused(
     ids: list[list[int]], options: dict[str, Any], message: str
 ) -> None:
-    """A model that reads pictures would be asked without them."""
+    """A model for images would answer without them."""
     options = {"generation_config": transformers.GenerationConfig(), **options}
     with pytest.raises(ValueError, match=message):
         ladecli.lookahead(own_model("llama"), torch.tensor(ids), **options)

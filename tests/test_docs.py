@@ -1,4 +1,4 @@
-"""The README and the docs: what they tell a reader to type works, and what they name is there."""
+"""The README and the docs: their commands work, and the files and options that they name exist."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks/README.md"
 LOG = ROOT / "benchmarks/log.md"
-"""Past figures, which are not maintained: their links must work, their commands need not."""
+"""Pages with past figures, whose links must work, but not their commands."""
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), FIGURES]
 LINKED = [*PAGES, LOG, ROOT / "benchmarks/gpu/README.md"]
 BLOCK = re.compile(r"(<!-- not run: \S.* -->\n)?```(console|python)\n(.*?)```", re.DOTALL)
 CI = ("pip", "pytest")
-"""Programs that `.ci/run` runs as the README says."""
+"""Programs that `.ci/run` runs as described in the README."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The code of a page that a test can run: the rest says why it is not run."""
+    """Return the code of a page that a test can run; other blocks state the reason."""
     whole = BLOCK.findall(page.read_text(encoding="utf-8"))
     return [code for reason, kind, code in whole if kind == language and not reason]
 
@@ -51,7 +51,7 @@ def test_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: Any, ca
 
 
 def test_commands_in_the_text_have_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    """Options are looked at before the help is printed: one call does for all of a command."""
+    """Options are parsed before the help is printed, so one call checks them all."""
     text, arguments = "".join(page.read_text(encoding="utf-8") for page in PAGES), dict[str, str]()
     for name, others in {*re.findall(r"`lade ((?:config )?[a-z]+)([^`]*)`", text)}:
         arguments[name] = arguments.get(name, "") + f" {others}"
@@ -78,13 +78,13 @@ def test_the_draft_source_of_the_extension_guide_expects_its_phrases() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
+    """Return GitHub's anchors of the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_and_paths_lead_somewhere(page: Path) -> None:
+def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for link, heading in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
         target = page.parent / link if link else page

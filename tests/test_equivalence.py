@@ -42,7 +42,7 @@ shared_decoder = functools.cache(decoder_of)
 
 
 def fresh(family: str) -> Decoder:
-    """Return a decoder that tests share, without what it keeps of earlier texts."""
+    """Return a shared decoder, after it has forgotten earlier texts."""
     decoder = shared_decoder(family)
     decoder.forget()
     return decoder
@@ -63,7 +63,7 @@ def plain(prompt: tuple[int, ...], sampling: SamplingConfig = GREEDY) -> list[in
 
 
 FAST = ("llama", "mistral", "gemma2", "qwen3", "phi3_long", "gpt2")
-"""Families whose texts are checked when tests marked slow are left out, too."""
+"""Families whose texts are checked even without the tests marked slow."""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_texts_are_those_of_transformers(family: str) -> None:
     decoder, limits = decoder_of(family), Limits(len(expected))
     assert type(decoder.executor.model) is (Transformer if family in OWN else StockModel)
     assert not decoder.executor.notices
-    # Strategies that draft chains take turns: they differ in where chains are from alone.
+    # Strategies that draft chains alternate, since they differ only in the source of chains.
     chains = ("jacobi", "prompt-lookup")[[*FAMILIES].index(family) % 2]
     for attention, strategy, config in (
         ("sdpa", "autoregressive", PAPER),
@@ -100,7 +100,7 @@ CHANGES: dict[str, tuple[SamplingConfig, list[LogitsProcessor]]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_penalties_and_processors_equal_transformers(name: str) -> None:
-    """They see the path to each node as part of the text."""
+    """Processors see the path to each node as part of the text."""
     (sampling, processors), decoder = CHANGES[name], fresh("llama")
     changes = {
         "repetition_penalty": sampling.repetition_penalty,
@@ -134,7 +134,7 @@ def test_prompts_on_both_sides_of_a_rope_boundary(family: str, length: int) -> N
     prompt = prompt_for(family, length)
     expected = transformers_ids(model_of(family), prompt, 20)
     decoder = fresh(family)
-    # After a longer and after a shorter text, whose keys are of the other frequencies.
+    # After a longer and after a shorter text, whose keys have the other frequencies.
     others = itertools.cycle(([], [*prompt[:20], *range(3, 43)], prompt[:20]))
     for strategy, other in zip(STRATEGIES, others, strict=False):
         decoder.forget()
@@ -168,8 +168,8 @@ def test_drafts_of_earlier_texts_change_no_token(
 def test_every_entry_point_gives_the_text_of_generate(
     family: str, lade: Any, tmp_path: Path
 ) -> None:
-    """Across the length from which rotary frequencies are others, up to a stop string and from a
-    text that was broken off; `benchmarks/differential.py` asks random models more."""
+    """Across the length at which rotary frequencies change, up to a stop string, and after an
+    interrupted text; `benchmarks/differential.py` tests random models more."""
     tokenizer = byte_level()
     changes = {"vocab_size": len(tokenizer), "eos_token_id": 0, "max_position_embeddings": 160}
     folder = saved(tmp_path, family, rope_parameters=LONG_ROPE, **changes)

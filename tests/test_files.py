@@ -1,4 +1,4 @@
-"""Files that the user names: where they may be, and that they are written whole."""
+"""Files that the user names: valid paths, and atomic writes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from ladecli.options.answer import GenerateRequest
 from ladecli.trace import record
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--trace .* is a folder; name a file in it$"):
         files.check(tmp_path, "--trace")
     with pytest.raises(UsageError, match=r"^--trace .*: the folder .*no does not exist$"):
         files.check(tmp_path / "no" / "x", "--trace")
-    with pytest.raises(UsageError, match="~nosuch does not exist"):  # a user that is not there
+    with pytest.raises(UsageError, match="~nosuch does not exist"):  # a user that does not exist
         files.check(files.expanded("~nosuch/x"), "--trace")
     files.check(tmp_path / "x", "--trace")
     assert not [*tmp_path.iterdir()]
     (tmp_path / "loop").symlink_to("loop")
     names = [tmp_path / (300 * "n"), tmp_path / "a\0b"]
-    if sys.version_info < (3, 13):  # later such a link is a file that is not there yet
+    if sys.version_info < (
+        3,
+        13,
+    ):  # in later versions, such a link counts as a file that does not exist yet
         names.append(tmp_path / "loop")
-    if sys.platform == "linux":  # whose /proc takes no files, also of root
+    if sys.platform == "linux":  # whose /proc accepts no files, even from root
         names.append(Path("/proc/x"))
     for path in names:
         with pytest.raises(UsageError, match=r"^--json .* cannot be written \(.*\); choose "):
@@ -51,7 +54,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         ({"trace": "/dev/null", "draft_text": ["/dev/null"]}, None),
     ],
 )
-def test_two_things_do_not_go_to_one_file(
+def test_two_outputs_cannot_share_a_file(
     options: dict[str, Any], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -74,7 +77,7 @@ def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "x"
     path.write_text("old")
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
@@ -86,7 +89,7 @@ def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path, monkey
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
-    """Of the names that a temporary file could have, none can be guessed."""
+    """The name of the temporary file cannot be guessed."""
     target, folder = tmp_path / "precious", tmp_path / "shared"
     target.write_text("precious")
     folder.mkdir()
@@ -97,7 +100,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])
-def test_new_files_have_the_mode_that_they_should(tmp_path: Path, private: bool, mode: int) -> None:
+def test_new_files_have_the_right_mode(tmp_path: Path, private: bool, mode: int) -> None:
     before = os.umask(0o027)
     try:
         files.write(tmp_path / "x", "new", "--trace", private=private)
@@ -113,15 +116,15 @@ def test_stdout_is_for_the_answer(lade: Any, tmp_path: Path, monkeypatch: Any) -
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless device")
-def test_a_device_without_an_end_is_refused() -> None:
+def test_an_endless_device_is_refused() -> None:
     with pytest.raises(OSError, match="it holds more than 100 MB"):
         files.read(Path("/dev/zero"), pipes=True)
     with pytest.raises(OSError, match="not a regular file"):
         files.read(Path("/dev/zero"))
 
 
-def test_files_that_are_ours_are_no_pipes(tmp_path: Path, lade: Any) -> None:
-    """A pipe that nobody writes to would be waited for."""
+def test_pipes_in_place_of_our_own_files_are_refused(tmp_path: Path, lade: Any) -> None:
+    """A pipe without a writer would block forever."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         files.read(tmp_path / "pipe")

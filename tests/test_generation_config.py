@@ -1,4 +1,4 @@
-"""A model's generation config: every field means what transformers' `generate` makes of it."""
+"""A model's generation config: every field has the same meaning as in transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXT = "the cat sat on the"
 NEW = 20
 SAMPLES = {"do_sample": True}
 SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[3, 7, 11], ngram_len=3)
-# Each value changes the greedy text or what is drawn from, but for the three of one row.
+# Each value changes the greedy text or the distribution, except for three of one row.
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.3},
@@ -65,7 +65,7 @@ for_configs = pytest.mark.parametrize(
 
 @pytest.fixture
 def generating(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Gives the model a generation config, in which an end token is one that it likes."""
+    """Return a function that gives the model a generation config with a probable end token."""
     model = session.loaded.model
 
     def give(**fields: Any) -> GenerationConfig:
@@ -97,14 +97,14 @@ def generate(session: Session, **options: Any) -> Any:
 
 
 def new_ids(session: Session, *, ours: bool = False, **options: Any) -> list[int]:
-    """New ids of transformers' `generate`, or of ours within it."""
+    """Return new ids of transformers' `generate`, or of lookahead inside of it."""
     if ours:
         options |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
     return [int(i) for i in generate(session, **options)[0, len(session.encode(TEXT)) :]]
 
 
 def test_every_field_of_transformers_has_a_meaning() -> None:
-    """A version that adds one needs a word about it in the table of the docs, and a test."""
+    """A new field of transformers needs a row in the table of the docs, and a test."""
     known = {name for fields in CONFIGS for name in fields}
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
     documented = {*re.findall(r"`(\w+)`", page.partition("## The generation config")[2])}
@@ -131,7 +131,7 @@ OTHER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_another_way_to_decode_is_refused(name: str, session: Session, generating: Any) -> None:
+def test_other_decoding_methods_are_refused(name: str, session: Session, generating: Any) -> None:
     # Otherwise `generate` refuses several sequences itself.
     config = generating(do_sample=name == "num_return_sequences")
     setattr(config, name, OTHER[name])
@@ -164,7 +164,7 @@ def test_fields_that_change_no_text(name: str, session: Session, generating: Any
     assert text_ids(stream(session)) == new_ids(session, ours=True) == plain
 
 
-def test_contrastive_search_is_none_where_it_samples(session: Session, generating: Any) -> None:
+def test_contrastive_search_is_ignored_if_it_samples(session: Session, generating: Any) -> None:
     generating(penalty_alpha=0.6, do_sample=True)
     assert not [line for line in session.notices if "not applied" in line]
     assert generate(session, custom_generate=ladecli.lookahead).shape[1] > 0
@@ -179,7 +179,7 @@ ENDING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ENDING)
-def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
+def test_ends_of_a_text(name: str, session: Session, generating: Any) -> None:
     generating()
     text = "".join(piece.text for e in stream(session) for piece in getattr(e, "pieces", ()))
     value = text[5:8] if name == "stop_strings" else ENDING[name]
@@ -193,7 +193,7 @@ def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
     assert len(theirs) < NEW
     known = {"eos_token_id": "eos", "stop_strings": "stop"}
     assert reason_of(events) == known.get(name, "length")
-    if name == "stop_strings":  # transformers hands no tokenizer to functions
+    if name == "stop_strings":  # transformers passes no tokenizer to functions
         generating()
         criterion = StopStringCriteria(options.pop("tokenizer"), value)
         options["stopping_criteria"] = [criterion]
@@ -230,7 +230,7 @@ def next_logits(session: Session, text: Sequence[int]) -> Tensor:
 
 @for_configs
 def test_tokens_are_drawn_as_generate_does(fields: Any, session: Session, generating: Any) -> None:
-    """The same tokens with the same probabilities, and one text for all ways with one seed."""
+    """The same tokens with the same probabilities, and one text per seed at every entry point."""
     generating(**fields | SAMPLES)
     torch.manual_seed(0)
     out = generate(session, output_scores=True, return_dict_in_generate=True)
@@ -252,7 +252,7 @@ def test_tokens_are_drawn_as_generate_does(fields: Any, session: Session, genera
 
 
 def test_flags_come_before_the_config(session: Session, generating: Any) -> None:
-    """A flag changes its own field: logits processors go on with it."""
+    """A flag changes its own field, and logits processors stay."""
     generating(do_sample=True, top_k=1, typical_p=0.9, no_repeat_ngram_size=2)
     config = session.loaded.defaults.sampling
     for changes, options in (
@@ -293,8 +293,8 @@ def test_a_folder_is_decoded_as_by_generate(lade: Any, model_with: Any, rows_fil
     assert verified.code == 0, verified.err
 
 
-def test_values_that_make_no_sense(lade: Any, model_with: Any) -> None:
-    """Files are edited by hand; `generate` refuses or fails with most of them."""
+def test_invalid_values(lade: Any, model_with: Any) -> None:
+    """Files may be edited by hand; `generate` refuses most of these values or fails."""
     sampling = {"do_sample": True, "top_k": -1, "num_beams": 3}
     wrong = {"max_new_tokens": "many", "max_length": -1, "stop_strings": [5], "bad_words_ids": []}
     wrong |= {"min_new_tokens": "5", "no_repeat_ngram_size": "3", "typical_p": -1.0}
@@ -314,7 +314,7 @@ def test_values_that_make_no_sense(lade: Any, model_with: Any) -> None:
 
 
 def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:
-    """A user who asks for samples gets them as the file has it, which alone asks for none."""
+    """With a user's temperature, the values of the file apply, although it does not sample."""
     generating(do_sample=False, temperature=0.5, top_k=9)
     assert session.loaded.defaults.without_samples == SamplingConfig(top_k=9)
     generating(top_p=0.6).do_sample = None

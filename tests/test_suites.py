@@ -37,12 +37,12 @@ def test_the_builtin_suite_is_whole() -> None:
     ("limit", "names"),
     [(1, "b1"), (5, "b1 a1 c1 b2 a2"), (99, "b1 a1 c1 b2 a2 b3"), (None, "b1 b2 a1 b3 c1 a2")],
 )
-def test_a_part_has_something_of_every_category(limit: int | None, names: str) -> None:
+def test_a_part_has_rows_of_every_category(limit: int | None, names: str) -> None:
     rows = [Row(name, name[0], ("text",)) for name in ("b1", "b2", "a1", "b3", "c1", "a2")]
     assert " ".join(row.id for row in suites.some(rows, limit)) == names
 
 
-def test_what_rows_become(tmp_path: Path) -> None:
+def test_rows_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     lines = (
         '\ufeff{"id": "a", "category": "code", "prompt": "one\u2028line", "answer": [1]}\r',
@@ -123,7 +123,9 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("-").startswith("standard input is closed; ")
 
 
-def test_a_file_may_be_called_like_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_may_have_the_name_of_a_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("builtin").write_text('{"prompt": "mine"}')
     assert suites.load("./builtin")[0].turns == ("mine",)
@@ -140,7 +142,7 @@ CACHED: dict[str, dict[str, Any]] = {
     "datasets--DaertML--gsm8k-jsonl/test.jsonl": {"question": "How many?", "answer": "1"},
     **{f"{BENCHMARKS}/{task}.jsonl": {"id": ["odd"], "prompt": task} for task in TASKS},
 }  # fmt: skip
-"""A row of each file that is fetched from the hub, by repository and name."""
+"""A row of each file on the hub, by repository and name."""
 
 
 @pytest.fixture
@@ -167,13 +169,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("spec-bench", Row("rag/0", "rag", ("rag",))),
     ],
 )
-def test_what_was_fetched_once_needs_no_network(name: str, last: Row) -> None:
+def test_a_fetched_suite_needs_no_network(name: str, last: Row) -> None:
     rows = suites.load(name, offline=True)
     assert rows[-1] == last
     assert len({row.id for row in rows}) == len(rows) == (6 if name == "spec-bench" else 1)
 
 
-def test_a_suite_that_cannot_be_had(cache: Path) -> None:
+def test_a_suite_that_cannot_be_fetched(cache: Path) -> None:
     path = cache / "datasets--DaertML--gsm8k-jsonl" / "snapshots" / "0" / "test.jsonl"
     for row in ('{"text": "def"}', "{"):
         path.write_text(row)

@@ -1,4 +1,4 @@
-"""What a person sees of an answer: its tokens, its figures, and its status row at two widths."""
+"""The display of an answer: its tokens, its figures, and its status row at two widths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.traces import step
 
 
 def priced(events: list[TextEvent], cost: float) -> list[TextEvent]:
-    """The same with steps that take as long as so many plain ones."""
+    """Return events whose steps cost a number of plain steps."""
     return [replace(e, cost=cost) if isinstance(e, TextStep) else e for e in events]
 
 
@@ -60,7 +60,7 @@ COLOURED = "Once\x1b[36m upon\x1b[0m\x1b[94m a\x1b[0m time\x1b[33m[31m[red]\x1b[
     ],
     ids=["pipe", "terminal", "colours"],
 )
-def test_an_answer_as_it_comes(safe: bool, colors: ColorSystem | None, expected: str) -> None:
+def test_a_streamed_answer(safe: bool, colors: ColorSystem | None, expected: str) -> None:
     stream = io.StringIO()
     writer = Writer(stream, safe, colors)
     for event in ANSWER:
@@ -69,13 +69,13 @@ def test_an_answer_as_it_comes(safe: bool, colors: ColorSystem | None, expected:
     assert stream.getvalue() == expected
 
 
-def test_printable_keeps_text_and_drops_commands() -> None:
+def test_printable_keeps_text_and_drops_control_characters() -> None:
     assert printable("a\tb\nc 你 😀 é") == "a\tb\nc 你 😀 é"
     assert printable("a\u202eb\u2066c\u200fd\u200ee\u061cf") == "abcdef"
     assert printable("\x1b[2J\x07\x08\r\x9b31m\x7f\x00") == "[2J31m"
 
 
-def test_all_views_are_finished_though_one_fails() -> None:
+def test_all_views_are_finished_even_if_one_fails() -> None:
     views, tally = [Mock(), Mock()], Tally()
     for view, error in zip(views, ("no room", "no disk"), strict=True):
         view.finish.side_effect = LadeError(error)
@@ -98,10 +98,10 @@ def test_figures() -> None:
 
 
 def answer_on_a_slow_clock(drafts: bool) -> Tally:
-    """400 tokens, each step dearer than the one before, with a pause now and then.
+    """Return 400 tokens, each step slower than the one before, with occasional pauses.
 
-    With drafts two thirds of the tokens come three a step, from wider steps that take 1.3 times
-    as long; the others one by one, as all do without.
+    With drafts, two thirds of the tokens come from wider steps, three per step, which take 1.3
+    times as long; the others come one by one, as all do without drafts.
     """
     tally, number = Tally(), 0
     tally.add(PromptRead(100, 100, 3.0))
@@ -124,8 +124,8 @@ def test_the_speedup_shown_agrees_with_plain_decoding_of_the_same_text() -> None
     assert plain.speedup == pytest.approx(1.0, rel=0.1)
 
 
-def test_drafts_of_a_text_that_has_grown_say_nothing_of_its_start() -> None:
-    """Plain steps at the start, then drafts alone: steps become dearer, and drafts do not."""
+def test_later_drafts_do_not_change_the_estimate_for_earlier_steps() -> None:
+    """Plain steps at the start, then only drafts: plain steps become slower, but not drafts."""
     tally, plain_time = tally_of([PromptRead(100, 100, 3.0), step(("x", None))]), 0.0
     while tally.tokens < 1000:
         pieces = [("x", "context"), ("x", "context"), ("y", None)][-1 if tally.tokens < 30 else 0 :]

@@ -40,7 +40,7 @@ ROWS = (
 
 @pytest.fixture
 def bench(lade: Any, model_folder: str, rows_file: Any) -> Any:
-    """Runs `lade bench` on rows of prompts, by default three of two categories."""
+    """Return a function that runs `lade bench` on prompts, by default three of two categories."""
 
     def call(*options: str, rows: tuple[object, ...] = ROWS) -> Any:
         return lade("bench", model_folder, "--prompts", rows_file(*rows), *QUICK, *options)
@@ -49,7 +49,7 @@ def bench(lade: Any, model_folder: str, rows_file: Any) -> Any:
 
 
 def before_answers(patch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None:
-    """Do something before each answer of our own methods; it takes the method's name."""
+    """Call a function with the method's name before each answer of our own methods."""
     whole = OwnRunner.answer
 
     def answer(self: OwnRunner, prompt: list[int], cancelled: Any) -> Any:
@@ -75,7 +75,7 @@ def test_all_strategies_side_by_side(bench: Any, tmp_path: Path) -> None:
     assert result["model"]["name"] == "tiny-llama"
     assert result["conditions"]["prompts"] == "rows.jsonl"
     assert str(tmp_path) not in done.out
-    # Every method on every turn, and in float32 they all say the same.
+    # Every method answers every turn, and in float32 all texts are equal.
     runs = result["runs"]
     assert len(runs) == len(ALL) * 4
     assert len({(run["row"], run["turn"], run["digest"]) for run in runs}) == 4
@@ -138,7 +138,7 @@ def test_prompts_that_are_too_long_are_left_out(bench: Any) -> None:
     assert reasons["later"].startswith("turn 2: the prompt has 1,230 tokens, which ")
 
 
-def test_a_method_that_fails_does_not_cost_the_others(bench: Any, monkeypatch: Any) -> None:
+def test_a_failing_method_does_not_affect_the_others(bench: Any, monkeypatch: Any) -> None:
     def fail(method: str) -> None:
         if method == "jacobi":
             raise RuntimeError("shape mismatch\nin some kernel")
@@ -159,7 +159,7 @@ def test_a_grid_of_settings(bench: Any) -> None:
     assert result["conditions"]["sweep"] == {"W": ["3", "5"], "N": ["3", "4"], "G": ["W"]}
 
 
-def test_lengths_can_be_swept_as_far_as_the_model_reads(lade: Any, model_folder: str) -> None:
+def test_lengths_can_be_swept_up_to_the_models_context(lade: Any, model_folder: str) -> None:
     sweep = ("--sweep", "context=50,100,1k", "--limit", "1")
     result = lade("bench", model_folder, *QUICK, *sweep, "--json").json()
     assert [c["name"] for c in result["contenders"]] == [*DEFAULT]
@@ -199,5 +199,5 @@ def test_ctrl_c_keeps_results(bench: Any, tmp_path: Path, monkeypatch: Any, pres
     assert "Interrupted" in done.out
     half = json.loads((tmp_path / "half.json").read_text())
     assert half["interrupted"]
-    # Six answers were the warm-up, and the last one was broken off.
+    # Six answers were the warm-up, and the last one was interrupted.
     assert len(half["runs"]) == 3

@@ -1,4 +1,4 @@
-"""What measures a GPU runs through on a CPU, too, so that the first one to be had is not lost."""
+"""The scripts that measure a GPU also run on a CPU, so that mistakes waste no time on a GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_parts_are_named(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_model_inside_a_larger_one_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_inside_a_larger_one_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(GPU)
     small = model_of("llama")
     large = importlib.import_module("widen").widen(small, (160, 96, 3, 8, 2))

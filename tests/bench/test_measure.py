@@ -1,4 +1,4 @@
-"""Taking turns: order, cold starts, failures and Ctrl-C, with runners that only pretend."""
+"""Alternating methods: order, cold starts, failures and Ctrl-C, with fake runners."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakeTask:
 
 
 class FakeRunner:
-    """Fails on answers with some numbers (0: warm-up), and captures a step in its first ones."""
+    """A runner that fails on some answers (0: warm-up), and captures a step in its first ones."""
 
     def __init__(self, name: str, fails: tuple[int, ...] = (), captures: int = 0) -> None:
         self.method = Method(name, name)
@@ -70,11 +70,11 @@ def test_methods_take_turns_in_changing_order() -> None:
 @pytest.mark.parametrize(
     ("captures", "tries"), [(0, 1), (WARM_UPS + 1, 2), (WARM_UPS + 3, 3), (99, TRIES)]
 )
-def test_a_conversation_that_captured_a_step_is_held_again(captures: int, tries: int) -> None:
+def test_a_conversation_that_captured_a_step_is_repeated(captures: int, tries: int) -> None:
     runner = FakeRunner("a", captures=captures)
     runs = measure([runner], turns=2).runs
     assert [run.turn for run in runs] == [1, 2]
-    # Cold each time, and to warm up.
+    # Cold each time, also for the warm-up.
     assert (runner.begun, runner.asked) == (WARM_UPS + tries, WARM_UPS + 2 * tries)
 
 
@@ -86,7 +86,7 @@ def test_a_baseline_that_is_compiled_in_every_answer_has_no_figures() -> None:
     assert "compiles something anew" in failure.error
 
 
-def test_a_failure_costs_one_row_of_one_method() -> None:
+def test_a_failure_affects_one_row_of_one_method() -> None:
     measured = measure([FakeRunner("a"), FakeRunner("b", fails=(0, 4))], 4, repeats=2)
     rows = {name: [r.row for r in measured.runs if r.contender == name] for name in "ab"}
     assert rows["a"] == ["row-0", "row-1", "row-2", "row-3"] * 2

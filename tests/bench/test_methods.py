@@ -1,4 +1,4 @@
-"""Which methods take part: named strategies, or the cells of a sweep."""
+"""The choice of methods: named strategies, or the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_all_methods_draw_the_same_random_numbers() -> None:
 
 
 def test_transformers_generate_does_not_run_on_a_model_that_ranks_share() -> None:
-    """Its generate would run on one rank alone, and wait for the others for ever."""
+    """Its generate would run on only one rank, and wait for the others forever."""
     made = chosen(parallel=2, parallel_mode="tensor")
     assert [c.name for c, _ in made] == [name for name in USUAL if name not in FOREIGN]
     assert chosen(parallel=2, strategies="hf")

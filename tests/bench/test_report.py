@@ -1,4 +1,4 @@
-"""What a report says of a result, in every format."""
+"""Reports of a result, in every format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def titles(made: Result) -> list[str]:
 
 
 def with_runs(made: Result, change: Callable[[Run], dict[str, object]]) -> Result:
-    """The same with other fields in its runs."""
+    """Return a result with changed fields in its runs."""
     runs = tuple(dataclasses.replace(run, **change(run)) for run in made.runs)
     return dataclasses.replace(made, runs=runs)
 
@@ -46,7 +46,7 @@ ONE_STEP: dict[str, object] = {"tokens": 1, "steps": 1, "fed": 0, "step_seconds"
 
 
 def contexts() -> Result:
-    """Three texts of each of two lengths."""
+    """Return a result with three texts of each of two lengths."""
     cells = product(("autoregressive", "lookahead"), ("100", "4000"), (1, 2, 3), (1, 2))
     runs = tuple(
         run(name, f"{length}/{row}", length, prompt_tokens=int(length), repeat=repeat)
@@ -97,7 +97,7 @@ def test_caveats(made: Result, words: str) -> None:
     assert document(RESULTS["plain"]).caveats == ()
 
 
-def test_tables_are_those_that_the_result_has() -> None:
+def test_a_report_has_the_tables_of_its_result() -> None:
     assert "Tokens per step by category" in titles(RESULTS["plain"])
     assert "Milliseconds per step by context" in titles(RESULTS["contexts"])
     lost = {"skipped": (SkippedRow("a", "b"),), "failures": (Failure("a", "b", "c"),)}

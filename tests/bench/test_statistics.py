@@ -1,4 +1,4 @@
-"""Rates, intervals and equality on numbers that can be worked out by hand."""
+"""Rates, intervals and equality, with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def runs(method: str, seconds: dict[str, list[float]]) -> list[Run]:
 
 
 def test_a_speedup_is_the_median_of_the_prompts() -> None:
-    # Of a prompt the median repeat counts: 50 seconds were a disturbance.
+    # The median repeat of a prompt counts, so the disturbed one of 50 seconds does not.
     ours = runs("x", {"a": [2.0, 50.0, 1.9], "b": [3.0], "c": [1.0]})
     theirs = runs("y", {"a": [4.0], "b": [9.0], "c": [1.0]})
     assert speedup(ours, theirs) == Speedup(pytest.approx(2.0), None)
@@ -53,7 +53,7 @@ def test_answers_of_one_side_alone_do_not_count() -> None:
 
 def test_equal_answers_are_counted_up_to_the_first_turn_that_differs() -> None:
     def counts(other: dict[str, str]) -> tuple[int, int]:
-        """Two rows of two turns; jacobi answers some (row, turn) otherwise."""
+        """Count answers in two rows of two turns; jacobi answers some (row, turn) differently."""
         made = []
         for name, row, turn in product(("autoregressive", "jacobi"), "ab", "12"):
             before, said = (other.get(row + at, "") * (name == "jacobi") for at in ("1", turn))

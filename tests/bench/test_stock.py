@@ -33,7 +33,7 @@ def own(session: Session, prompt: list[int], settings: Settings) -> list[int]:
 def runner(
     session: Session, settings: Settings = ON, strategy: str = STOCK, room: int = 80
 ) -> StockRunner:
-    """A method, its steps compiled already where it has such."""
+    """Return a runner, after compiling its steps if it needs that."""
     method = StockRunner(Method(strategy, strategy), session, settings, room)
     if strategy == STOCK_COMPILED:
         method.answer(session.encode("def f"), lambda: False)
@@ -66,7 +66,7 @@ def test_the_text_of_plain_decoding(session: Session, settings: Settings, strate
 
 
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP, STOCK_COMPILED])
-def test_what_ends_a_text(session: Session, compiler: Compiler, strategy: str) -> None:
+def test_ends_of_a_text(session: Session, compiler: Compiler, strategy: str) -> None:
     prompt = session.encode(CODE)
     text = session.text_of(own(session, prompt, ON), prompt, ON).text
     whole = [at for at in range(len(text) - 1) if REPLACEMENT not in text[at : at + 2]]
@@ -86,7 +86,7 @@ def test_what_ends_a_text(session: Session, compiler: Compiler, strategy: str) -
 
 @pytest.fixture
 def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """The model with a generation config that asks for all kinds of things."""
+    """Return the model with a generation config that sets many fields."""
     ids = own(session, session.encode(TEXTS[0]), replace(ON, max_new_tokens=9))
     asks = {
         "eos_token_id": ids[4], "num_beams": 4, "prompt_lookup_num_tokens": 3, "max_time": 60.0,
@@ -102,7 +102,7 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_the_generation_config_counts(demanding: Session, strategy: str, ignore_eos: bool) -> None:
+def test_the_generation_config_is_used(demanding: Session, strategy: str, ignore_eos: bool) -> None:
     settings = Settings("autoregressive", max_new_tokens=20, ignore_eos=ignore_eos)
     prompt = demanding.encode(TEXTS[0])
     before = demanding.stock_model.generation_config
@@ -123,7 +123,7 @@ def test_steps_are_compiled_once_and_give_the_same_text(session: Session, monkey
             prompt = session.encode(text)
             answer = answered(compiled, prompt)
             assert answer.lengths == list(range(1, 31))
-            # What others do in between is no reason to compile anew.
+            # Other methods in between cause no new compilation.
             assert own(session, prompt, ON) == answered(lookup, prompt).ids == answer.ids
         assert compiled.built == before + 1
     finally:

@@ -1,4 +1,4 @@
-"""`lade verify` as people use it: exit codes, what it says, and what programs read."""
+"""`lade verify` at the command line: exit codes, output for users, and output for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def talks(*turns: Sequence[str]) -> list[dict[str, object]]:
 
 
 def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
-    """Let steps of more than four tokens have wrong logits, off by `by`."""
+    """Change the logits of steps of more than four tokens by `by`."""
 
     def wrong(step: StepInputs, logits: Tensor) -> Tensor:
         if len(step.tokens) <= 4:
@@ -67,7 +67,7 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
     assert set(fault) == {*names.split()}
     assert fault["width"] > 4
     assert fault["plain"]["id"] != fault["other"]["id"]
-    # Two logits are moved against each other by twice as much at most.
+    # The difference of two logits changes by at most twice as much.
     assert 0 < fault["allowed"] < fault["distance"] <= 4.0 + 1e-3
     # The position is that of the first difference.
     answer = next(answer for answer in read["answers"] if answer["divergence"] == fault)

@@ -36,7 +36,7 @@ OTHER: dict[str, Any] = {
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The request that a command line comes to; nothing is loaded."""
+    """Return the request of a command line, without loading a model."""
     requests: list[Any] = []
     for name in ("chat", "commands.generate", "commands.doctor", "commands.tune", "serve.command"):
         module = SimpleNamespace(run=lambda request, *_: requests.append(request) or 0)
@@ -51,7 +51,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def refused(lade: Any) -> Any:
-    """The line that a command line is refused with."""
+    """Return the error line of a command line."""
     return lambda *arguments: lade(*arguments).refused()
 
 
@@ -73,7 +73,7 @@ def test_every_setting_arrives(command: str, requested: Any, monkeypatch: Any) -
     request = requested(command)
     for key, value in values.items():
         replace(request, **{key: value}).check()
-    monkeypatch.setattr(Options, "check", lambda _: None)  # some do not go with others
+    monkeypatch.setattr(Options, "check", lambda _: None)  # some options exclude each other
     write("".join(f"{option.name} = {toml(values[option.key])}\n" for option in options))
     request = requested(command)
     assert {key: getattr(request, key) for key in values} == values
@@ -89,7 +89,9 @@ def test_every_setting_arrives(command: str, requested: Any, monkeypatch: Any) -
     assert replace(from_variables, origins={}) == replace(request, origins={})
 
 
-def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precedence_of_flags_variables_and_the_file(
+    requested: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("window = 2\nngram = 3\nseed = 4\nquiet = false\n")
     monkeypatch.setenv("LADE_SEED", "7")
     chat = requested("chat", "-W", "8", "--no-markdown", "some/model")
@@ -104,7 +106,7 @@ def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert generate.origins["raw"] == "flag --raw"
 
 
-def test_what_is_empty_and_what_editors_write(requested: Any, monkeypatch: Any) -> None:
+def test_empty_values_and_files_of_editors(requested: Any, monkeypatch: Any) -> None:
     write('\ufeffstop = "END"\ntemperature = 1\nmodel = ""\nwindow = ""\ntemplate_arg = []\n')
     monkeypatch.setenv("LADE_SEED", "")
     request = requested("chat")
@@ -135,7 +137,7 @@ def test_mistakes_in_the_file(text: str | None, message: str, refused: Any) -> N
     assert refused("generate").startswith(f"the config file {path}{message}")
 
 
-def test_variables_that_do_nothing_are_named(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_without_effect_are_named(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hints = {"SOURCE": "did you mean LADE_SOURCES?", "ZZZZ": "it sets no option"}
     for name in hints:
         monkeypatch.setenv(f"LADE_{name}", "x")
@@ -161,7 +163,7 @@ def test_wrong_values_of_the_file_and_of_flags(refused: Any, monkeypatch: Any) -
     assert f"(window in the config file {path}, ngram in the config file {path}, " in message
     monkeypatch.setenv("LADE_WINDOW", "9")
     assert "(LADE_WINDOW, ngram in the config file" in refused("chat")
-    # A flag is before one's eyes.
+    # The user has just typed the flag, so it is not named.
     assert refused("generate", "-p", "a", "-W", "0") == "window must be at least 1, not 0\n"
 
 
@@ -191,7 +193,7 @@ def test_a_folder_whose_name_is_too_long_has_no_config_file(lade: Any, monkeypat
     assert "there is no trace nowhere" in lade("replay", "nowhere").refused()
 
 
-def test_init_keeps_what_is_there(lade: Any) -> None:
+def test_init_keeps_an_existing_file(lade: Any) -> None:
     path = write("windw = 1\n")
     assert "has an unknown key 'windw'" in lade("config").refused()
     assert f"there is a config file {path}; --force" in lade("config", "init").refused()
@@ -201,13 +203,13 @@ def test_init_keeps_what_is_there(lade: Any) -> None:
     assert path.read_text(encoding="utf-8") == template()
 
 
-def test_init_where_nothing_can_be_written(lade: Any) -> None:
+def test_init_in_a_folder_that_cannot_be_written(lade: Any) -> None:
     config_path().parent.parent.mkdir(exist_ok=True)
     config_path().parent.write_text("a file")
     assert "config.toml cannot be written" in lade("config", "init").refused(1)
 
 
-def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write('seed = 3\nstop = "a b"\n')
     monkeypatch.setenv("LADE_QUIET", "1")
     shown = lade("config")

@@ -1,4 +1,4 @@
-"""Damaged files: what `benchmarks/fuzz.py` found, each once."""
+"""Damaged files: one test for each fault that `benchmarks/fuzz.py` has found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_toml_that_is_nested_too_deeply(lade: Any) -> None:
     assert "is not valid TOML: it is nested too deeply" in lade("config").refused()
 
 
-def test_a_window_without_an_end(lade: Any) -> None:
+def test_a_huge_window(lade: Any) -> None:
     for option in ("-W", "-N", "-G", "--budget"):
         assert lade("generate", "-p", "a", "--sources", "trajectory", option, "9" * 12).code == 2
 
@@ -33,7 +33,7 @@ def test_a_window_without_an_end(lade: Any) -> None:
 TEMPLATES = {
     f"{{{{ {'[' * 5000}": "nested too deeply",
     "{{ raise_exception('a\nb\x1b[2J' ~ 'c' * 10**6) }}": "a b[2Jccc",
-    # No template reaches for Python.
+    # No template can reach Python.
     "{{ ''.__class__.__mro__[1].__subclasses__() }}": "chat template",
     "{{ cycler.__init__.__globals__.os.getcwd() }}": "chat template",
     "{{ lipsum.__globals__.os }}": "chat template",
@@ -78,7 +78,7 @@ ENDLESS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ENDLESS)
-def test_ctrl_c_ends_what_does_not_come_to_an_end(
+def test_ctrl_c_ends_an_endless_template(
     case: str, lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
 ) -> None:
     (tmp_path / "t.jinja").write_text(ENDLESS[case] + "{{ messages[-1].content }}")
@@ -91,7 +91,7 @@ def test_ctrl_c_ends_what_does_not_come_to_an_end(
 
 
 def explode(folder: Path) -> None:
-    """Put a regular expression into a tokenizer that takes exponential time."""
+    """Put a regular expression that takes exponential time into a tokenizer."""
     first = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"]
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
     steps = {"type": "Sequence", "pretokenizers": [split | {"invert": False}, first]}

@@ -1,4 +1,4 @@
-"""`lade doctor`: what is wrong is named with its fix, and nothing that is wrong ends it."""
+"""`lade doctor` names every fault with its fix, and no fault ends the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def checked(lade: Any) -> Callable[..., dict[str, list[dict[str, Any]]]]:
-    """The findings of `lade doctor --json ...` by name."""
+    """Return the findings of `lade doctor --json ...` by name."""
 
     def call(*arguments: str) -> dict[str, list[dict[str, Any]]]:
         done = lade("doctor", "--json", *arguments)
@@ -89,7 +89,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     assert "Some Accelerator 9000" in checked()["profile"][0]["value"]
 
 
-def test_what_commands_refuse_of_what_holds_without_flags(checked: Any, monkeypatch: Any) -> None:
+def test_settings_that_a_command_refuses_are_reported(checked: Any, monkeypatch: Any) -> None:
     config_path().parent.mkdir(parents=True)
     config_path().write_text("top-p = 7", encoding="utf-8")
     (report,) = problems(checked())
@@ -187,7 +187,7 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch, checked: Any, tmp_path: Path) 
     assert checked()["token"][0]["value"] == "there is one"
 
 
-def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
+def test_options_apply_to_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     config_path().parent.mkdir(parents=True)
     config_path().write_text('dtype = "bfloat16"\nprofile = "t4"\n', encoding="utf-8")
     monkeypatch.setenv("LADE_BUDGET", "24")

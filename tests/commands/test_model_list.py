@@ -1,4 +1,4 @@
-"""`lade models`: what is in the cache, whether it fits, and what is wrong with it."""
+"""`lade models`: the models in the cache, their sizes and faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INDEX = {"model.safetensors.index.json": json.dumps(STATED).encode()}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in the place of the Hugging Face cache, on a machine of 16 GB."""
+    """Use an empty folder as the Hugging Face cache, on a machine with 16 GB."""
     use_devices(monkeypatch, CPU)
     use_cache(monkeypatch, tmp_path / "hub", offline=False)
     return tmp_path / "hub"
@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def listed(lade: Any) -> Any:
-    """What `lade models --json` says of each model, by its name."""
+    """Return the output of `lade models --json` by model name."""
 
     def call() -> dict[str, dict[str, Any]]:
         done = lade("models", "--json")
@@ -76,7 +76,7 @@ ODD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "bert": (family("bert", architectures=["BertForMaskedLM"]), ONE, "a BertForMaskedLM"),
     "diffusion": (None, {"model_index.json": b"{}"}, "diffusion pipeline"),
     "adapter": (None, {"adapter_config.json": b"{}"}, "adapter"),
-    "gguf": (None, {"x.Q4_K_M.gguf": b"GGUF"}, ""),  # what is wrong depends on the packages
+    "gguf": (None, {"x.Q4_K_M.gguf": b"GGUF"}, ""),  # the fault depends on the installed packages
     "broken": ('{"model_type": ', ONE, "config.json is damaged"),
     "config-only": (LLAMA_7B, {}, "holds no weights"),
     "shards": (LLAMA_7B, INDEX | {SHARDS[0]: ONE["model.safetensors"]}, "1 of 2 files"),
@@ -109,7 +109,7 @@ def test_a_reason_for_each_model_that_does_not_work(cache: Path, listed: Any) ->
         assert str(cache) not in model["note"], name
 
 
-def test_main_is_the_revision_that_counts(cache: Path, listed: Any) -> None:
+def test_the_revision_of_main_is_listed(cache: Path, listed: Any) -> None:
     add_model(cache, "a/b", family("mistral"), ONE, revision="b" * 40)
     other = add_model(cache, "a/b", family("llama"), ONE, revision="c" * 40, main=False)
     for path in other.iterdir():
@@ -153,9 +153,9 @@ def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any)
     assert "'t5' are not supported" in lade("generate", address, "-p", "x").refused(1)
 
 
-def test_what_the_cache_lacks_is_downloaded(cache: Path) -> None:
+def test_missing_files_are_downloaded(cache: Path) -> None:
     folder = add_model(cache, "acme/half", LLAMA_7B | SMALL)  # all but its weights
-    # Loading asks the hub for the rest; a folder of the user's is complete, or wrong.
+    # Loading downloads the rest; only a user's own folder must be complete.
     assert find(ModelOptions(model="acme/half")).folder == folder
     with pytest.raises(LoadError, match="holds no weights"):
         find(ModelOptions(model=str(folder)))

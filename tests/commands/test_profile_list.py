@@ -15,7 +15,7 @@ from tests.support.profiles import A100, ACME, CPU, OWN, put
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """This machine has what a test says, an EPYC to begin with."""
+    """Return a function that sets the devices of this machine, initially an EPYC."""
     use_devices(monkeypatch, CPU)
     monkeypatch.setenv("COLUMNS", "80")
     return monkeypatch

@@ -1,4 +1,4 @@
-"""`lade tune`: what it measures, shows and keeps."""
+"""`lade tune`: the measurement, its table and the kept file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
-def test_what_steps_take_is_kept_and_used_from_then_on(lade: Any) -> None:
+def test_measured_step_costs_are_kept_and_used(lade: Any) -> None:
     result = lade("tune", "demo", "--seconds", "1", "--json", "-q").json()
     assert [row["width"] for row in result["steps"]] == [*WIDTHS]
     costs = [row["cost"] for row in result["steps"]]
@@ -37,7 +37,7 @@ def test_a_dry_run_shows_a_table_and_writes_nothing(lade: Any) -> None:
     assert not measured.path().exists()
 
 
-def test_what_cannot_be_measured_or_kept(lade: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_failures_of_measuring_and_keeping(lade: Any, tmp_path: Path, monkeypatch: Any) -> None:
     assert "--seconds" in lade("tune", "demo", "--seconds", "1e-9").refused(1)
     plain = lade("tune", saved(tmp_path, "mamba"))
     assert (plain.code, "no step is wider" in plain.err) == (1, True)

@@ -57,7 +57,7 @@ def test_lookahead_settings_out_of_range(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("values", STEP_COST, ids=str)
-def test_tables_of_step_costs_of_another_form(values: dict[str, Any]) -> None:
+def test_invalid_tables_of_step_costs(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="step_cost"):
         StepCost(**values)
 
@@ -108,7 +108,7 @@ def test_costs_lie_on_lines_through_the_points() -> None:
 def test_curves_hold_the_cost_of_nodes_and_the_slope_after_them(
     table: StepCost, context: int, base: int, nodes: int, buckets: set[int]
 ) -> None:
-    """Of a step of `base` tokens and up to `nodes` more, padded to buckets."""
+    """Check the curve of a step of `base` tokens and up to `nodes` more, padded to buckets."""
     widths = tuple(sorted(buckets))
     curve = table.curve(context, base, nodes, widths)
     assert len(curve.cost) == len(curve.slope) == nodes + 1
@@ -123,6 +123,6 @@ def test_curves_hold_the_cost_of_nodes_and_the_slope_after_them(
 
 
 def test_ranks_wait_for_the_widest_part() -> None:
-    """Three tokens and the nodes over two ranks, of which one feeds two tokens in any case."""
+    """Three tokens and the nodes over two ranks, one of which must feed two tokens."""
     costs = TABLE.curve(0, 3, 4, (), 2, 2).cost
     assert costs == tuple(TABLE.at(width, 0) for width in (2, 2, 3, 3, 4))

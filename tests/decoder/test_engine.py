@@ -1,4 +1,4 @@
-"""The loop with an oracle: what is found when, what is accepted, and what the cache holds."""
+"""The loop with an oracle: the pool, accepted tokens, and the content of the cache."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ladecli.decoder.executor import Executor
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 from tests.support.decoding import ids_of, reason_of, run, steps_of, transformers_ids
-from tests.support.device import Again
+from tests.support.device import FakeCapture
 from tests.support.models import new_model, prompt_for
 from tests.support.oracle import (
-    Captured,
+    CapturedExecutor,
     cached_ids,
     counts,
     oracle,
@@ -38,7 +38,7 @@ from tests.support.oracle import (
 SMALL = LookaheadConfig(4, 4, 4)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 TEXT = [*PROMPT, *ids_of(run(scrambled(), PROMPT, limits=Limits(80)))]
-EXECUTORS = pytest.mark.parametrize("kind", [Executor, Captured])
+EXECUTORS = pytest.mark.parametrize("kind", [Executor, CapturedExecutor])
 
 
 def follow(generation: Iterator[Event], text: list[int]) -> None:
@@ -94,7 +94,7 @@ SAMPLINGS = [
     SamplingConfig(temperature=0.25, top_k=3, seed=4),
     SamplingConfig(temperature=0.25, repetition_penalty=1.2, seed=5),
 ]
-"""Of the logits of an oracle, 0 and 1, these draw what the rule says nine times out of ten."""
+"""Sampling that draws the oracle's token nine times out of ten, from logits of 0 and 1."""
 
 
 @pytest.mark.slow
@@ -112,13 +112,13 @@ def test_strategies_yield_what_plain_decoding_yields(
     """The oracle reads its text through the mask: any wrong mask, slot or position shows."""
     rule = scrambles(7, memory)
     expected = ids_of(run(oracle(rule, 7, 64), prompt, sampling=sampling, limits=Limits(24)))
-    # Padding beside several tokens of a prompt sees a gap, but says nothing.
+    # Padding beside several tokens of a prompt sees a gap, but has no output.
     decoder = oracle(rule, 7, 64, 1 if config.widths else chunk)
     for strategy in STRATEGIES:
         events = run(decoder, prompt, strategy, config, sampling, Limits(24))
         assert ids_of(events) == expected
         if strategy == "lookahead":
-            # The first step takes the prompt along.
+            # The first step also feeds the prompt.
             widths = {step.width for step in steps_of(events)[1:]}
             assert max(widths) <= config.step_limit
             assert not config.widths or widths <= {*config.widths}
@@ -134,7 +134,7 @@ def test_a_long_prompt_is_read_in_chunks() -> None:
 
 
 @pytest.mark.parametrize("sources", [("trajectory",), SOURCES])
-def test_a_step_shows_what_it_tried(sources: tuple[str, ...]) -> None:
+def test_a_step_has_the_details_of_its_candidates(sources: tuple[str, ...]) -> None:
     config = LookaheadConfig(window=3, ngram=4, guesses=20, sources=sources)
     plain, watched = (
         steps_of(run(oracle(counts), [10, 11], "lookahead", config, detailed=detailed))
@@ -157,7 +157,7 @@ def test_a_step_shows_what_it_tried(sources: tuple[str, ...]) -> None:
             assert len(detail.outputs) == len(detail.window[-1])
         ngrams += detail.ngrams
     assert ngrams
-    # The oracle looks at the last token alone: what follows in an n-gram follows in the text.
+    # The oracle uses only the last token, so n-grams continue as the text does.
     assert all(len(ngram) == 4 and ngram[-1] == counts(ngram[-2:-1]) for ngram in ngrams)
 
 
@@ -231,7 +231,7 @@ def raises_at(call: int, error: type[BaseException] = KeyboardInterrupt) -> Call
 @pytest.mark.parametrize("place", ["forward", "processor", "stop", "observe"])
 @pytest.mark.parametrize("call", [1, 2, 3, 9])
 def test_an_interrupt_leaves_a_valid_cache(place: str, call: int, kind: type[Executor]) -> None:
-    """It is valid at every yield, and whoever comes next may reuse it."""
+    """It is valid at every yield, and the next generation may reuse it."""
     decoder, interrupt = scrambled(chunk=4, kind=kind), raises_at(call)
     limits = Limits(60, should_stop=lambda token: bool(place == "stop" and interrupt(0)))
     strategy, text = make_strategy("lookahead", SMALL), list(PROMPT)
@@ -246,8 +246,8 @@ def test_an_interrupt_leaves_a_valid_cache(place: str, call: int, kind: type[Exe
     cached = cached_ids(decoder)
     assert cached == TEXT[: len(cached)]
     assert len(cached) >= len(text) - 1 or len(text) == len(PROMPT)
-    # Only a step that was committed may be cached and not yet seen.
-    assert len(cached) < len(text) or kind is Captured or place == "observe"
+    # Only tokens of a committed step may be in the cache without an event.
+    assert len(cached) < len(text) or kind is CapturedExecutor or place == "observe"
     again = ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=Limits(80)))
     assert [*PROMPT, *again] == TEXT
 
@@ -263,13 +263,13 @@ def test_a_step_is_yielded_before_the_error_after_it(call: int, kind: type[Execu
     assert cached_ids(decoder) == text[:-1]
 
 
-def test_a_generation_reports_first_what_it_need_not_read() -> None:
+def test_a_generation_first_reports_the_cached_tokens() -> None:
     decoder = oracle(counts)
     first = run(decoder, [10, 11, 12], limits=Limits(5))
     assert first[0] == Started(cached=0, total=3)
     text = [10, 11, 12, *ids_of(first)]
     assert run(decoder, [*text, 7], limits=Limits(2))[0] == Started(len(text) - 1, len(text) + 1)
-    # The current token is always fed, also when all of the text is known.
+    # The current token is always fed, even if the whole text is cached.
     assert run(decoder, text[:4], limits=Limits(2))[0] == Started(cached=3, total=4)
     assert run(decoder, [10, 9], limits=Limits(2))[0] == Started(cached=1, total=2)
     kinds = [type(event) for event in run(decoder, [8, 9], limits=Limits(2))]
@@ -277,17 +277,17 @@ def test_a_generation_reports_first_what_it_need_not_read() -> None:
 
 
 def started(decoder: Decoder, prompt: list[int], events: int = 4) -> Generator[Event]:
-    """A generation that is under way."""
+    """Return a generation that has started."""
     generation = decoder.generate(prompt, make_strategy("lookahead", SMALL), None, Limits(40))
     for _ in range(events):
         next(generation)
     return generation
 
 
-def test_one_that_was_left_may_be_freed_in_a_step_of_another() -> None:
+def test_an_abandoned_generation_may_be_freed_in_a_step_of_another() -> None:
     decoder = scrambled()
     left: list[Any] = [started(decoder, PROMPT)]
-    left.append(left)  # a cycle, which the collector alone frees
+    left.append(left)  # a cycle, which only the garbage collector frees
     del left
     limits = Limits(80, should_stop=lambda _: bool(gc.collect() < 0))
     assert [*PROMPT, *ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=limits))] == TEXT
@@ -309,7 +309,7 @@ def test_the_cache_belongs_to_the_newest_generation() -> None:
         assert len(list(newest)) > 2
         assert ids_of(run(decoder, PROMPT)) == expected
 
-    # Until a generation ends, the next one must not take its keys for those of an earlier text.
+    # While a generation runs, the next one must not mistake its keys for those of an earlier text.
     unfinished = started(decoder, [*PROMPT[:3], *reversed(PROMPT)])
     assert ids_of(run(decoder, PROMPT)) == expected
     assert cached_ids(decoder) == [*PROMPT, *expected][:-1]
@@ -317,7 +317,7 @@ def test_the_cache_belongs_to_the_newest_generation() -> None:
     assert cached_ids(decoder) == [*PROMPT, *expected][:-1]
 
 
-def test_a_text_that_begins_anew_does_not_hold_the_slots_of_a_longer_one() -> None:
+def test_a_reread_text_does_not_keep_the_slots_of_a_longer_one() -> None:
     decoder = scrambled()
     run(decoder, PROMPT * (decoder.max_context // len(PROMPT) - 8))
     most = decoder.cache.slots
@@ -327,7 +327,7 @@ def test_a_text_that_begins_anew_does_not_hold_the_slots_of_a_longer_one() -> No
 
 
 @pytest.mark.parametrize("keep_memory", [False, True])
-def test_forgetting_drops_the_text_and_ends_what_is_under_way(keep_memory: bool) -> None:
+def test_forgetting_drops_the_text_and_ends_the_generation(keep_memory: bool) -> None:
     decoder = scrambled()
     expected = ids_of(run(decoder, PROMPT))
     generation = started(decoder, PROMPT)
@@ -341,9 +341,9 @@ def test_forgetting_drops_the_text_and_ends_what_is_under_way(keep_memory: bool)
     assert ids_of(again) == expected
 
 
-@pytest.mark.parametrize("capture", [None, Again()])
-def test_drafts_without_numbers_change_nothing(capture: Any) -> None:
-    """In 16 bits a token that the text never has may be too much for the model."""
+@pytest.mark.parametrize("capture", [None, FakeCapture()])
+def test_drafts_with_nan_logits_change_nothing(capture: Any) -> None:
+    """In 16 bits, an unlikely draft token may overflow the model's numbers."""
     model, prompt = new_model("llama"), prompt_for("llama")
     expected = transformers_ids(model, prompt, 40)
     bad = next(token for token in range(3, 97) if token not in {*prompt, *expected})

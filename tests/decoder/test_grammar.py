@@ -1,4 +1,4 @@
-"""Texts that a grammar constrains, on a device that chooses the tokens of all nodes at once."""
+"""Texts with a grammar, on a device that chooses the tokens of all nodes at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.grammar import TokenSet
 from tests.support.decoding import ids_of, run, steps_of
-from tests.support.device import Circle, Simulated, simulated_decoder
+from tests.support.device import Circle, SimulatedDevice, simulated_decoder
 from tests.support.oracle import CPU, decoder_with
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ class Rhythm:
 
 
 def text(decoder: Decoder, strategy: str, sampling: SamplingConfig) -> tuple[list[int], int]:
-    """The text, and how many steps it took."""
+    """Return the text and its number of steps."""
     grammar = Rhythm()
     limits = Limits(2 * NEW, should_stop=grammar.commit)
     config = LookaheadConfig(budget=16, sources=("context", "recycled"), widths=(1, 4, 8, 16))
@@ -63,7 +63,7 @@ def test_a_device_gives_the_text_of_the_host(sampling: SamplingConfig) -> None:
     assert len(expected) == steps == NEW
     assert len({*expected}) > 2
     assert text(host, "lookahead", sampling)[0] == expected
-    with Simulated() as device:
+    with SimulatedDevice() as device:
         decoder = simulated_decoder(device, VOCABULARY)
         assert text(decoder, "autoregressive", sampling)[0] == expected
         drafted, steps = text(decoder, "lookahead", sampling)
@@ -72,7 +72,7 @@ def test_a_device_gives_the_text_of_the_host(sampling: SamplingConfig) -> None:
 
 
 def test_masks_do_not_make_the_host_wait() -> None:
-    with Simulated() as device:
+    with SimulatedDevice() as device:
         decoder = simulated_decoder(device, VOCABULARY)
         text(decoder, "lookahead", SamplingConfig())
         decoder.forget(keep_memory=True)

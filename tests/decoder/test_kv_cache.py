@@ -40,7 +40,7 @@ def write(cache: KVCache, tokens: Sequence[int], shapes: Sequence[LayerShape] = 
 
 
 def contents(cache: KVCache, shapes: Sequence[LayerShape] = ALIKE) -> list[int]:
-    """Return the committed tokens, after a look at all numbers of all layers."""
+    """Return the committed tokens, after checking all numbers of all layers."""
     if not cache.length:
         return []
     tokens = [round(float(x)) for x in cache.layer(0)[0][0, : cache.length, 0]]
@@ -91,7 +91,7 @@ def test_keys_and_values_of_one_shape_share_a_tensor() -> None:
     assert not any(bool(tensor.any()) for tensor in cache.tensors), "a masked NaN would spread"
 
 
-def test_addresses_stay_until_the_generation_changes() -> None:
+def test_addresses_stay_until_the_allocation_changes() -> None:
     cache = KVCache(ALIKE)
     cache.reserve(3)
     first, address = cache.allocation, cache.tensors[0].data_ptr()
@@ -125,7 +125,7 @@ def test_a_child_does_not_write_into_its_parents_cache() -> None:
     cache.keep([0, 1])
     before = [tensor.clone() for tensor in cache.tensors]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forks in a process with threads
         child = os.fork()
     if child == 0:
         for tensor in cache.tensors:
@@ -136,8 +136,8 @@ def test_a_child_does_not_write_into_its_parents_cache() -> None:
 
 
 @pytest.mark.parametrize("most", [4, 3, 2])
-def test_growth_makes_do_with_what_memory_has(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the slots, else as many as are needed, else nothing changes."""
+def test_growth_adapts_to_free_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the slots, otherwise as many as are needed, otherwise no change."""
     cache, text = KVCache(ALIKE), [*range(GROWTH + 1)]
     write(cache, text)
     cache.keep(range(len(text)))

@@ -41,7 +41,7 @@ def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) 
 
 
 def dense(step: StepLayout) -> list[set[int]]:
-    """Which tokens of the step each token sees."""
+    """Return the tokens of the step that each token sees."""
     return [{*np.flatnonzero(row).tolist()} for row in layouts.dense(step.rows)]
 
 
@@ -68,7 +68,7 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
         return chosen(tuple(path))
 
     nodes, tokens = tree.walk(choose)
-    # What plain decoding would choose, one token after the other.
+    # The tokens that plain decoding would choose, one after the other.
     text: tuple[int, ...] = ()
     for _ in tokens:
         text += (chosen(text),)
@@ -76,5 +76,5 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
     assert len(tokens) == len(nodes) + 1
     assert calls == [0, *(node + 1 for node in nodes)]
     assert [token.source for token in tokens] == [*(tree.sources[node] for node in nodes), None]
-    # It went on as long as any candidate did.
+    # The walk continued as long as any candidate did.
     assert not any(tuple(c[: len(text)]) == text for c in candidates)

@@ -1,4 +1,4 @@
-"""Running out of memory anywhere: no token is lost, and none is another one."""
+"""Running out of memory anywhere: no token is lost or changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from ladecli.decoder.strategies import make_strategy
 from tests.support.decoding import decoder_of, ids_of, reason_of, run, steps_of
 from tests.support.memory import limit_pages
 from tests.support.models import model_of, prompt_for
-from tests.support.oracle import Captured, cached_ids, change_logits, oracle, run_out, scrambled
+from tests.support.oracle import (
+    CapturedExecutor,
+    cached_ids,
+    change_logits,
+    oracle,
+    run_out,
+    scrambled,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +58,7 @@ def narrowed(events: list[Event]) -> list[int]:
 
 
 OTHERS = ("mistral", "llama_dynamic", "phi3_long", "gpt2")
-"""Also those whose whole text is read again when it outgrows a boundary."""
+"""Families, with some that read the whole text again beyond the rotary boundary."""
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,7 @@ def test_narrow_steps_yield_the_same(family: str, config: str, most: int) -> Non
     assert max(ran) <= most
     widths = narrowed(events)
     assert all(a > b >= 1 for a, b in pairwise(widths))
-    # The first step takes the prompt along, and a later one the text that is read again.
+    # The first step also feeds the prompt, and a later one the text that is read again.
     after = {step.width for step in steps_of(events)[1:]}
     assert family in OTHERS or max(after) <= (widths[-1] if widths else most)
     assert config != "static" or after <= {*CONFIGS["static"].widths}
@@ -93,10 +100,10 @@ def test_the_next_text_has_wide_steps_again() -> None:
     strategy=st.sampled_from(STRATEGIES),
     config=st.sampled_from(["paper", "all", "costly"]),
     chunk=st.integers(1, 20),
-    kind=st.sampled_from([Executor, Captured]),
+    kind=st.sampled_from([Executor, CapturedExecutor]),
     broken_off=st.none() | st.integers(1, 20),
 )
-def test_bad_moments_in_any_order(
+def test_faults_in_any_order(
     bad: list[bool],
     forever: bool,
     strategy: str,
@@ -105,8 +112,8 @@ def test_bad_moments_in_any_order(
     kind: type[Executor],
     broken_off: int | None,
 ) -> None:
-    """At every yield, and when it is broken off, the cache holds the text; the text is that of
-    plain decoding, or its start if nothing runs any more."""
+    """At every yield, and after an interruption, the cache holds the text, which is that of plain
+    decoding, or its start if no further step is possible."""
     decoder, events = scrambled(chunk=chunk, kind=kind), list[Event]()
     moments = itertools.chain(bad, itertools.repeat(forever, 99))
     run_out(decoder, lambda _: next(moments, False))
@@ -168,12 +175,12 @@ def test_memory_may_run_out_after_the_forward_too() -> None:
     limits = Limits(40, should_stop=lambda token: calls.append(token) is not None)
     strategy = make_strategy("lookahead", CONFIGS["all"])
     events = list(decoder.generate(PROMPT, strategy, None, limits, [processor]))
-    # A stop is asked once for each token, however often its step was tried.
+    # `should_stop` is called once per token, even if its step was tried several times.
     assert ids_of(events) == calls == EXPECTED[:40]
     assert narrowed(events)
 
 
-def test_a_failed_try_leaves_no_tensors_behind() -> None:
+def test_a_failed_attempt_leaves_no_tensors() -> None:
     decoder, failed = decoder_of("llama"), list[weakref.ref[torch.Tensor]]()
 
     def fail(step: StepInputs, logits: torch.Tensor) -> torch.Tensor:
@@ -193,7 +200,7 @@ def test_memory_that_runs_out_while_loading_is_not_taken_for_a_wrong_forward(fam
     model, calls = copy.deepcopy(model_of(family)), itertools.count()
 
     def fail(*_: Any) -> None:
-        # Of our own forward, the embedding is all that it calls.
+        # The embedding is the only module that our own forward calls.
         if next(calls) >= 1:
             raise torch.OutOfMemoryError
 
@@ -217,7 +224,7 @@ def test_memory_that_runs_out_while_loading_is_not_taken_for_a_wrong_forward(fam
         (KeyboardInterrupt(), False),
     ],
 )
-def test_what_counts_as_out_of_memory(error: BaseException, counts: bool) -> None:
+def test_out_of_memory_errors_are_recognised(error: BaseException, counts: bool) -> None:
     assert is_out_of_memory(error) is counts
     work = Mock(side_effect=error)
     with contextlib.nullcontext() if counts else pytest.raises(type(error)):

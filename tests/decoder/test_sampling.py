@@ -1,5 +1,5 @@
 """Sampling: agreement with torch and transformers, reproducible draws, the right distribution;
-and steps that are read out on a (simulated) device."""
+and sampling on a (simulated) device."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ladecli.decoder.sampling import SHORTLIST, Sampler, choose, draw, restricte
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import Choose
 from tests.support.decoding import (
-    ASKED,
-    ASKED_STEP,
     BEFORE,
-    Asked,
+    FULL_WALK,
+    FULL_WALK_STEP,
+    FullWalkTree,
     read_out,
     run,
     steps_of,
     tokens_of,
 )
-from tests.support.device import DEVICE, Circle, Simulated, simulated_decoder
+from tests.support.device import DEVICE, Circle, SimulatedDevice, simulated_decoder
 from tests.support.oracle import decoder_with
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def random_logits(*shape: int, seed: int = 1, scale: float = 3.0) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_best_tokens_are_those_of_topk(vocabulary: int, count: int, dtype: torch.dtype) -> None:
     for rows in (1, 4):
-        # Many are equally good in bfloat16.
+        # Many logits are equal in bfloat16.
         scores = random_logits(rows, vocabulary, seed=rows).to(dtype)
         values, ids = top_tokens(scores, count)
         assert torch.equal(values, scores.topk(count).values)
@@ -86,7 +86,7 @@ def test_the_distribution_is_that_of_transformers(
     scores = restricted(logits, config)
     torch.testing.assert_close(scores.softmax(-1), expected.softmax(-1))
     assert (scores.amax(dim=-1) == 0.0).all()
-    # A row alone, as on a CPU, is what it is among others.
+    # A row alone, as on a CPU, gives the same result as among others.
     assert torch.equal(torch.cat([restricted(row[None], config) for row in logits]), scores)
 
 
@@ -98,7 +98,7 @@ def test_noise_depends_on_seed_and_position_only() -> None:
     assert torch.equal(noise_at(7, (9, 12, 400), 500), alone)
     some = torch.tensor([[3, 477, 20], [499, 0, 1], [7, 7, 8]])
     assert torch.equal(gumbel_noise(7, (9, 12, 400), some), alone.gather(1, some))
-    # SplitMix64 is specified to the bit, so this may never change: texts would.
+    # SplitMix64 is specified to the bit; a change would change texts.
     pinned = torch.tensor([1.9016414, -1.2652518, 1.1223969])
     torch.testing.assert_close(noise_at(0, [0], 3)[0], pinned, rtol=1e-6, atol=1e-6)
 
@@ -153,7 +153,7 @@ def test_noise_follows_gumbels_distribution(numbers: Tensor) -> None:
     [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 200, "top_p": 0.95, "min_p": 0.01}],
     ids=str,
 )
-def test_a_draw_from_a_shortlist_is_that_from_all_tokens(
+def test_a_draw_from_a_shortlist_equals_one_from_all_tokens(
     settings: dict[str, Any], scale: float
 ) -> None:
     config, positions = SamplingConfig(temperature=0.8, seed=7, **settings), range(60)
@@ -166,8 +166,8 @@ def test_a_draw_from_a_shortlist_is_that_from_all_tokens(
 
 
 def test_a_wide_top_k_is_not_drawn_from_a_shortlist() -> None:
-    """Top-p counts shares of what top-k leaves, which is more than a shortlist holds."""
-    logits = random_logits(len(ASKED_STEP.outputs), 5000)
+    """Top-p needs the sum over the tokens that top-k keeps, which are more than the shortlist."""
+    logits = random_logits(len(FULL_WALK_STEP.outputs), 5000)
     for seed in range(40):
         config = SamplingConfig(temperature=1.0, top_k=1000, top_p=0.5, seed=seed)
         noise = noise_at(seed, [len(BEFORE)], 5000)
@@ -179,10 +179,10 @@ def test_processors_come_first_and_see_the_text_and_the_path() -> None:
 
     def look(ids: Tensor, scores: Tensor) -> Tensor:
         texts.append(ids.tolist())
-        scores[:, 3] += 50.0  # they may write to what they are given
+        scores[:, 3] += 50.0  # processors may write to their input
         return scores
 
-    logits = random_logits(len(ASKED_STEP.outputs), 12)
+    logits = random_logits(len(FULL_WALK_STEP.outputs), 12)
     output = read_out(logits, SamplingConfig(), [look])
     assert output.tokens[2].id == 3
     assert texts[2] == [[*BEFORE, 1, 2]]
@@ -194,20 +194,20 @@ def test_processors_come_first_and_see_the_text_and_the_path() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("vocabulary", [12, 40_000])
-def test_logits_that_are_no_numbers_are_refused(temperature: float, vocabulary: int) -> None:
+def test_nan_logits_are_refused(temperature: float, vocabulary: int) -> None:
     config = SamplingConfig(temperature=temperature)
-    good = random_logits(len(ASKED_STEP.outputs), vocabulary)
+    good = random_logits(len(FULL_WALK_STEP.outputs), vocabulary)
     for place in (0, vocabulary - 1):
         for bad in (float("nan"), float("inf")):
             logits = good.clone()
             logits[3, place] = bad
             with pytest.raises(NaNLogitsError, match="NaN or infinite"):
                 read_out(logits, config)
-            if bad != bad:  # processors may make sense of others
+            if bad != bad:  # processors may repair other values
                 with pytest.raises(NaNLogitsError, match="NaN or infinite"):
                     read_out(logits, config, [lambda ids, scores: scores])
         logits = good.clone()
-        logits[:, place] = float("-inf")  # a token that a model rules out
+        logits[:, place] = float("-inf")  # a token that a model excludes
         assert read_out(logits, config).tokens[0].id != place
     good[2] = float("-inf")
     with pytest.raises(NaNLogitsError):
@@ -243,7 +243,7 @@ WINDOW = LookaheadConfig(4, 4, 4, sources=("trajectory",))
 def test_a_step_waits_once(
     strategy: str, config: LookaheadConfig, sampling: SamplingConfig | None
 ) -> None:
-    with Simulated() as device:
+    with SimulatedDevice() as device:
         decoder = simulated_decoder(device, 1000)
         run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20))  # captures
         decoder.forget(keep_memory=True)
@@ -255,7 +255,7 @@ def test_a_step_waits_once(
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
-    """Log-probabilities, too, are those of the model's own logits, before any penalty."""
+    """Log-probabilities also come from the model's own logits, before any penalty."""
 
     def tokens(decoder: Decoder, strategy: str, config: LookaheadConfig) -> list[Any]:
         events = run(decoder, [0, 1, 2], strategy, config, sampling, Limits(20), logprobs=2)
@@ -265,7 +265,7 @@ def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
 
     host = decoder_with(Circle(1000, torch.device("cpu")))
     expected = tokens(host, "autoregressive", DRAFTS)
-    with Simulated() as device:
+    with SimulatedDevice() as device:
         decoder = simulated_decoder(device, 1000)
         for config in (DRAFTS, WINDOW):
             names, own = tokens(decoder, "lookahead", config)
@@ -280,17 +280,19 @@ def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
 def test_a_step_is_read_out_as_on_the_host(
     sampling: SamplingConfig, scale: float, dtype: torch.dtype
 ) -> None:
-    """Small scales leave more tokens than a shortlist holds; half precision has ties."""
-    logits = random_logits(len(ASKED_STEP.outputs), 2000, scale=scale).to(dtype)
+    """With small scales more tokens remain than the shortlist holds; half precision has ties."""
+    logits = random_logits(len(FULL_WALK_STEP.outputs), 2000, scale=scale).to(dtype)
     expected = read_out(logits, sampling, successors=3)
-    with Simulated() as device:
+    with SimulatedDevice() as device:
 
-        class Counted(Asked):
+        class CountingTree(FullWalkTree):
             def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
                 assert device.counts["waits"] <= 2  # one for the logits' way to the device
                 return super().walk(choose)
 
-        tree = Counted(ASKED.tokens, ASKED.parents, ASKED.depths, ASKED.sources)
+        tree = CountingTree(
+            FULL_WALK.tokens, FULL_WALK.parents, FULL_WALK.depths, FULL_WALK.sources
+        )
         result = read_out(logits.to(DEVICE), sampling, successors=3, tree=tree)
     assert (result.tokens, result.best) == (expected.tokens, expected.best)
     for ours, theirs in zip(result.successors, expected.successors, strict=True):
@@ -299,25 +301,25 @@ def test_a_step_is_read_out_as_on_the_host(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_logits_that_are_no_numbers_on_a_device(bad: float) -> None:
+def test_nan_logits_on_a_device(bad: float) -> None:
     for sampling in SETTINGS:
-        with Simulated():
-            logits = random_logits(len(ASKED_STEP.outputs), 2000).to(DEVICE)
+        with SimulatedDevice():
+            logits = random_logits(len(FULL_WALK_STEP.outputs), 2000).to(DEVICE)
             logits[3, slice(None) if bad < 0 else 1999] = bad
             with pytest.raises(NaNLogitsError):
                 read_out(logits, sampling, successors=3)
 
 
 def test_everything_is_launched_before_anything_is_waited_for() -> None:
-    with Simulated(seconds=0.02) as device:
+    with SimulatedDevice(seconds=0.02) as device:
         decoder = simulated_decoder(device, 1000)
         decoder.cache.length = 3
         sampler = Sampler(SAMPLED)
-        read = partial(sampler.read, layout=ASKED_STEP, draft=Draft(ASKED, successors=3))
-        decoder.executor.launch(ASKED_STEP, read)()  # captures
+        read = partial(sampler.read, layout=FULL_WALK_STEP, draft=Draft(FULL_WALK, successors=3))
+        decoder.executor.launch(FULL_WALK_STEP, read)()  # captures
         device.counts.clear()
         began = time.perf_counter()
-        wait = decoder.executor.launch(ASKED_STEP, read)
+        wait = decoder.executor.launch(FULL_WALK_STEP, read)
         launched = device.counts.copy()
         wait()
         assert time.perf_counter() - began >= 0.02

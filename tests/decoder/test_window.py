@@ -1,4 +1,4 @@
-"""The lookahead window and the paper's pool: shape, masks, n-grams, what leaves a full pool."""
+"""The lookahead window and the paper's pool: shape, masks, n-grams, and the order of removal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_fills_in_n_minus_2_steps(window: int, ngram: int) -> None:
 
 
 @given(st.integers(1, 6), st.integers(2, 7), st.integers(0, 5))
-def test_what_a_cell_sees_reads_as_text(window: int, ngram: int, steps: int) -> None:
+def test_a_cell_sees_a_text_without_gaps(window: int, ngram: int, steps: int) -> None:
     """Row 0 up to its column, then its own column down to itself: positions without a gap."""
     lookahead = window_of(window, ngram)
     for _ in range(steps):
@@ -56,7 +56,7 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     assert lookahead.rows == [[20, 21, 22], [30, 31, 32], [40, 41, 42]]
 
 
-def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
+def test_the_oldest_ngram_is_dropped_and_a_repeated_one_renewed() -> None:
     pool = NgramPool()
     for token in (2, 3, 2, 4):
         pool.add((1, token), 2)

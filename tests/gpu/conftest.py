@@ -1,4 +1,4 @@
-"""Skips where there is no GPU; float32 is multiplied as such, without TF32."""
+"""Skip tests without a GPU; multiply float32 without TF32."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def randn(*shape: int, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
 
 
 def error(out: Tensor, expected: Tensor) -> float:
-    """Return the relative error; it is infinite if a number of the result is none."""
+    """Return the relative error; infinite if the result contains NaN."""
     far = (out.double() - expected.double()).norm() / expected.double().norm()
     return float(far.nan_to_num(float("inf")))
 
@@ -158,7 +158,7 @@ def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
 
 
 def test_attention_is_compiled_in_threads(tmp_path: Any, monkeypatch: Any) -> None:
-    """Afterwards a step of these widths compiles nothing: it takes no time."""
+    """Afterwards a step of these widths compiles nothing, so it takes no time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     stock = copy.deepcopy(model_of("llama")).to(GPU, HALF)
     operations = choose_operations("triton", GPU, HALF)

@@ -58,7 +58,7 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "triton"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 def test_captured_steps_in_half_precision(family: str, attention: str) -> None:
-    """The trial at load compares logits; afterwards texts are broken off, and begun anew."""
+    """The trial at load compares logits; afterwards texts are interrupted, and others begun."""
     decoder = captured(on_gpu(family, torch.bfloat16), attention=attention)
     prompt = prompt_for(family)
     expected = ids_of(run(decoder, prompt))
@@ -67,7 +67,7 @@ def test_captured_steps_in_half_precision(family: str, attention: str) -> None:
         for _, _event in zip(range(steps + 1), events, strict=False):
             pass
         events.close()
-        decoder.forget(keep_memory=True)  # else the prompt is read in other steps
+        decoder.forget(keep_memory=True)  # otherwise the prompt would be read in other steps
         assert ids_of(run(decoder, prompt)) == expected
 
 
@@ -83,7 +83,9 @@ def test_a_cache_may_grow_under_captured_steps(monkeypatch: pytest.MonkeyPatch) 
     model = new_model("llama", max_position_embeddings=1024).to(GPU)
     prompt, new = prompt_for("llama", 200), Limits(400)
     expected = ids_of(run(eager(model), prompt, limits=new))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (0, 0))  # none to take at once
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda *_: (0, 0)
+    )  # no slots to allocate at once
     decoder = captured(model)
     assert ids_of(run(decoder, prompt, "lookahead", CONFIG, limits=new)) == expected
     assert decoder.cache.slots > 512
@@ -92,11 +94,11 @@ def test_a_cache_may_grow_under_captured_steps(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_capture_that_fails_leaves_the_gpu_usable() -> None:
-    """It asks the device for a number in the middle; afterwards steps run, and graphs of others."""
+    """The capture reads a number from the device, so it fails; later steps and graphs work."""
     model, prompt = on_gpu("llama"), prompt_for("llama")
     expected = ids_of(run(eager(model), prompt))
 
-    class Asking(GraphCapture):
+    class SyncingCapture(GraphCapture):
         def __call__(self, work: Work) -> Work:
             def asks() -> None:
                 work()
@@ -104,7 +106,7 @@ def test_a_capture_that_fails_leaves_the_gpu_usable() -> None:
 
             return super().__call__(asks)
 
-    decoder = load_decoder(model, join=False, cuda_graphs=True, capture=Asking(GPU))
+    decoder = load_decoder(model, join=False, cuda_graphs=True, capture=SyncingCapture(GPU))
     (notice,) = decoder.executor.notices
     assert notice.startswith("steps run without CUDA graphs, and slower: ")
     assert ids_of(run(decoder, prompt)) == expected
@@ -114,7 +116,7 @@ def test_a_capture_that_fails_leaves_the_gpu_usable() -> None:
 
 
 def test_graphs_outlive_other_graphs_and_the_garbage_collector() -> None:
-    """Workspaces, pools and tables belong to the graphs that write to them."""
+    """Graphs own the workspaces, pools and tables to which they write."""
     model, prompt = on_gpu("llama", torch.bfloat16), prompt_for("llama")
     decoder = captured(model)
     expected = ids_of(run(decoder, prompt, "lookahead", CONFIG))

@@ -40,12 +40,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "all of a kind": {"target_modules": "all-linear"},
     "some tokens": {"trainable_token_indices": [*range(100)]},
 }
-"""Kinds of adapters, by what they are made with."""
+"""Kinds of adapters, by their settings."""
 
 
 @cache
 def expected(base: str, *folders: Path) -> list[int]:
-    """What transformers' `generate` says after peft has merged adapters."""
+    """Return the text of transformers' `generate` after peft has merged adapters."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     for folder in folders:
         model = peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
@@ -54,7 +54,7 @@ def expected(base: str, *folders: Path) -> list[int]:
 
 
 def continued(model: Any, ids: torch.Tensor) -> list[int]:
-    """What transformers' `generate` says to a prompt."""
+    """Return transformers' continuation of a prompt."""
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
     return [*map(int, model.generate(input_ids=ids, **options)[0, ids.shape[1] :])]
 
@@ -65,7 +65,7 @@ def adapter(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def answer(lade: Any, *arguments: str, prompt: str = PROMPT) -> tuple[list[int], str]:
-    """The token ids of an answer, and what was said beside it."""
+    """Return the token ids of an answer, and the text on stderr."""
     options = ("-p", prompt, "-n", "24", "--ignore-eos", "--json", "--no-stats")
     result = lade("generate", *arguments, *options)
     return result.json()["token_ids"], result.err
@@ -88,7 +88,7 @@ def test_an_adapter_gives_what_the_merged_model_gives(
     folder = make(model_folder, tmp_path / "adapter", **FORMS[form])
     right = expected(model_folder, folder)
     assert right != expected(model_folder)
-    capsys.readouterr()  # bars of what was loaded here
+    capsys.readouterr()  # progress bars of the loads above
     ids, notice = answer(lade, str(folder))
     assert ids == right
     line = rf"lade: adapter {folder} \(LoRA of rank 4\) is merged into {model_folder}, which takes "
@@ -100,7 +100,7 @@ NEW_TOKENS: dict[str, dict[str, Any]] = {
     "adapted": {"target_modules": ["q_proj", "embed_tokens"]},
     "trained": {"trainable_token_indices": [5, 300]},
 }
-"""Kinds of adapters with tokens of their own."""
+"""Kinds of adapters with additional tokens."""
 
 
 @pytest.mark.parametrize("form", NEW_TOKENS)
@@ -130,8 +130,10 @@ def test_adapters_on_a_model(lade: Any, model_folder: str, adapter: Path, tmp_pa
     assert answer(lade, str(adapter), "--adapter", str(second))[0] == right
 
 
-def test_its_tokenizer_counts(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
-    """Chats are tuned with a template of their own."""
+def test_an_adapters_tokenizer_is_used(
+    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
+) -> None:
+    """Chat adapters are trained with their own template."""
     copy = copied(adapter, tmp_path / "chat")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     tokenizer.chat_template = "{{ messages[-1].content }}: "
@@ -139,7 +141,9 @@ def test_its_tokenizer_counts(lade: Any, model_folder: str, adapter: Path, tmp_p
     assert answer(lade, copy)[0] == answer(lade, str(adapter), prompt=f"{PROMPT}: ")[0]
 
 
-def test_the_bases_generation_config_holds(lade: Any, model_folder: str, tmp_path: Path) -> None:
+def test_the_generation_config_of_the_base_is_used(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
     plain = expected(model_folder, make(model_folder, tmp_path / "plain"))
     asks = {"no_repeat_ngram_size": 2, "suppress_tokens": plain[:1]}
     base = copied(model_folder, tmp_path / "base", stating("generation_config.json", **asks))
@@ -185,7 +189,9 @@ def test_adapters_that_cannot_merge(case: str, lade: Any, adapter: Path, tmp_pat
     assert (copy in line, message in line) == (True, True), line
 
 
-def test_what_adapters_exclude(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
+def test_options_that_exclude_adapters(
+    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
+) -> None:
     def refusal(code: int, *arguments: str) -> Any:
         return lade("generate", "-p", "a", *arguments).refused(code)
 
@@ -200,7 +206,9 @@ def test_what_adapters_exclude(lade: Any, model_folder: str, adapter: Path, tmp_
     assert words in refusal(2, packed, "--adapter", str(adapter))
 
 
-def test_peft_is_missing(lade: Any, model_folder: str, adapter: Path, monkeypatch: Any) -> None:
+def test_a_missing_peft_is_named(
+    lade: Any, model_folder: str, adapter: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(adapters, "version", lambda _: None)
     for asked in ((str(adapter),), (model_folder, "--adapter", str(adapter))):
         line = lade("generate", *asked, "-p", "a").refused(1)

@@ -1,4 +1,4 @@
-"""What a folder holds beyond plain weights: it is honoured, or refused by name, or named."""
+"""Folders with more than plain weights: each feature is supported, refused by name, or reported."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.slow
 PROMPT = "the cat sat on"
 WEIGHTS = "model.safetensors"
 BLOCK = (32, 32)
-"""Rows and columns of a block; no size of the small model's MLP is a multiple of it."""
+"""The size of a block; no size of the small model's MLP is a multiple of it."""
 
 
 def adding(make: Callable[[str, Tensor], Mapping[str, Tensor]]) -> Callable[[Path], None]:
-    """What replaces each matrix of the layers by what a function makes of its name and values."""
+    """Return a function that replaces each matrix of the layers by the result of `make`."""
 
     def change(folder: Path) -> None:
         tensors: dict[str, Tensor] = {}
@@ -44,14 +44,14 @@ def adding(make: Callable[[str, Tensor], Mapping[str, Tensor]]) -> Callable[[Pat
 
 
 def answer(lade: Any, folder: str, *options: str) -> tuple[list[int], str]:
-    """The token ids of an answer, and what was said beside it."""
+    """Return the token ids of an answer, and the text on stderr."""
     asked = ("-p", PROMPT, "--raw", "-n", "16", "--ignore-eos", "--json", "--no-stats")
     result = lade("generate", folder, *asked, *options)
     return result.json()["token_ids"], result.err
 
 
 def expected(folder: str, state: Mapping[str, Tensor] | None = None) -> list[int]:
-    """What `generate` of transformers says, with some weights in place of the folder's."""
+    """Return the text of transformers' `generate`, with some weights replaced."""
     with contextlib.redirect_stderr(io.StringIO()):  # a progress bar
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.load_state_dict(state or {}, strict=False)
@@ -59,7 +59,7 @@ def expected(folder: str, state: Mapping[str, Tensor] | None = None) -> list[int
     return transformers_ids(model, ids, 16)
 
 
-# Weights that the model has no place for.
+# Weights without a place in the model.
 
 
 def biased(value: float) -> Callable[[Path], None]:
@@ -125,7 +125,7 @@ def test_harmless_weights(case: str, lade: Any, model_folder: str, model_with: A
 def in_fp8(
     scale_of: Callable[[Tensor], Tensor], ending: str = "_scale_inv", **others: Tensor
 ) -> Callable[[str, Tensor], dict[str, Tensor]]:
-    """What makes FP8 of a matrix, with the scales that a function finds in its absolute values."""
+    """Return a function that converts a matrix to FP8, with scales from its absolute values."""
 
     def make(name: str, weight: Tensor) -> dict[str, Tensor]:
         scale = scale_of(weight.abs())
@@ -137,7 +137,7 @@ def in_fp8(
 
 
 def spread(scale: Tensor, weight: Tensor) -> Tensor:
-    """A scale for each number of a matrix."""
+    """Return a scale for each number of a matrix."""
     if scale.numel() == 1:
         return scale.reshape(1, 1)
     grid = scale if scale.ndim == 2 else scale.reshape(len(scale), -1)
@@ -174,7 +174,9 @@ SCALES: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any] | None]]
 
 
 @pytest.mark.parametrize("case", SCALES)
-def test_fp8_takes_its_scales(case: str, lade: Any, model_folder: str, model_with: Any) -> None:
+def test_fp8_weights_are_multiplied_by_their_scales(
+    case: str, lade: Any, model_folder: str, model_with: Any
+) -> None:
     scale_of, ending, config = SCALES[case]
     copy = model_with(adding(in_fp8(scale_of, ending, input_scale=torch.tensor(0.01))))
     if config is not None:
@@ -190,7 +192,7 @@ def test_fp8_takes_its_scales(case: str, lade: Any, model_folder: str, model_wit
         assert answer(lade, copy)[0] == expected(model_folder, plain) != expected(model_folder)
 
 
-def test_fp8_of_which_modelopts_own_file_tells(lade: Any, model_with: Any) -> None:
+def test_fp8_described_by_modelopts_own_file(lade: Any, model_with: Any) -> None:
     copy = model_with(adding(in_fp8(lambda w: w.max() / 448, "_scale")))
     stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (Path(copy) / "hf_quant_config.json").write_text(json.dumps(stated))
@@ -208,7 +210,7 @@ def test_a_scale_that_does_not_fit_is_refused(lade: Any, model_with: Any) -> Non
 
 
 def packed(*endings: str) -> Callable[[Path], None]:
-    """What has matrices in integers under other names."""
+    """Return a function that stores matrices as integers under other names."""
 
     def make(name: str, weight: Tensor) -> dict[str, Tensor]:
         stem, rows = name.removesuffix("weight"), len(weight)
@@ -238,7 +240,7 @@ PACKED: dict[str, tuple[Any, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", PACKED)
-def test_the_line_says_what_weights_are_packed_for(case: str, lade: Any, model_with: Any) -> None:
+def test_the_error_names_the_quantisation_method(case: str, lade: Any, model_with: Any) -> None:
     stated, endings, words = PACKED[case]
     key = "quantization" if case == "MLX" else "quantization_config"
     copy = model_with(packed(*endings), stating("config.json", **{key: stated} if stated else {}))
@@ -256,7 +258,7 @@ def without_metadata(folder: Path, **more: Any) -> None:
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
 
 
-def test_what_no_library_reads(lade: Any, model_folder: str, tmp_path: Path) -> None:
+def test_unreadable_formats(lade: Any, model_folder: str, tmp_path: Path) -> None:
     for number, (change, named) in enumerate(
         (
             (without_metadata, 'add "metadata"'),
@@ -277,7 +279,7 @@ def test_a_config_that_names_attention(
     assert answer(lade, copy)[0] == expected(model_folder)
 
 
-def test_a_model_that_continues_no_text(lade: Any, model_folder: str, tmp_path: Path) -> None:
+def test_a_model_without_text_generation(lade: Any, model_folder: str, tmp_path: Path) -> None:
     copy = copied(model_folder, tmp_path / "copy")
     stating("config.json", model_type="clip", architectures=None)(tmp_path / "copy")
     assert "family 'clip' are not supported" in lade("generate", copy, "-p", "a").refused(1)
@@ -285,7 +287,7 @@ def test_a_model_that_continues_no_text(lade: Any, model_folder: str, tmp_path: 
 
 @pytest.mark.parametrize("part", ["", "snapshots"])
 def test_a_path_into_the_cache(part: str, lade: Any, model_folder: str, tmp_path: Path) -> None:
-    root = tmp_path / "models--acme--bear"  # without refs, the last commit the newest
+    root = tmp_path / "models--acme--bear"  # without refs, the last commit is the newest
     for number, commit in enumerate(("b" * 40, "a" * 40)):
         copied(model_folder, root / "snapshots" / commit)
         os.utime(root / "snapshots" / commit, (number, number))
@@ -296,8 +298,8 @@ def test_a_path_into_the_cache(part: str, lade: Any, model_folder: str, tmp_path
     assert "num_hidden_layers" in lade("generate", str(root / part), "-p", "a").refused(1)
 
 
-class Unpacking(nn.Linear):
-    """Keeps what it makes in its first forward, and changes it in place in each."""
+class UnpackingLinear(nn.Linear):
+    """A layer that keeps a tensor from its first forward, and changes it in place in each."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not hasattr(self, "calls"):
@@ -306,11 +308,11 @@ class Unpacking(nn.Linear):
         return super().forward(x)
 
 
-def test_a_module_may_change_what_it_made(model_folder: str) -> None:
-    """As compressed-tensors does, which torch does not allow for tensors of inference mode."""
+def test_a_module_may_change_its_own_tensors(model_folder: str) -> None:
+    """compressed-tensors does this, which torch forbids for tensors of inference mode."""
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
     for layer in model.model.layers:
-        layer.mlp.up_proj.__class__ = Unpacking
+        layer.mlp.up_proj.__class__ = UnpackingLinear
     ids, settings = torch.tensor([prompt_for("llama")]), {"do_sample": False, "max_new_tokens": 9}
     texts = [
         model.generate(ids, custom_generate=way, eos_token_id=None, pad_token_id=0, **settings)

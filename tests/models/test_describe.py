@@ -38,24 +38,24 @@ def llama(**changes: Any) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sizes_are_those_of_the_model_and_its_cache(family: str) -> None:
     model, decoder = model_of(family), decoder_of(family)
-    found = spec(model.config)
-    assert found.parameters == sum(p.numel() for p in model.parameters())
-    assert found.weight_bytes == 4 * found.parameters
-    assert (found.weights, found.compute, found.value_bytes) == ("float32", "float32", 4)
+    shape = spec(model.config)
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert shape.weight_bytes == 4 * shape.parameters
+    assert (shape.weights, shape.compute, shape.value_bytes) == ("float32", "float32", 4)
     run(decoder, [3, 4, 5], limits=Limits(2))
     held = sum(tensor.nbytes for tensor in decoder.cache.tensors)
-    assert held == decoder.cache.slots * found.cache_bytes
+    assert held == decoder.cache.slots * shape.cache_bytes
 
 
 def held_by(cache: Any) -> int:
-    """Bytes of the tensors of a model's own cache."""
+    """Return the bytes of the tensors in a model's own cache."""
     parts = [part for layer in cache.layers for part in vars(layer).values()]
     return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
 
 
 @pytest.mark.parametrize("family", ["falcon", "qwen3_next", "mamba"])
-def test_what_grows_with_the_text_in_a_models_own_cache(family: str) -> None:
-    """Layers with a recurrent state alone hold no keys, and Falcon has few heads of them."""
+def test_the_growth_of_a_models_own_cache(family: str) -> None:
+    """Recurrent layers hold no keys, and Falcon has few key heads."""
     model = new_model(family, **(NO_TREES[family][2] if family in NO_TREES else {}))
     with torch.no_grad():
         caches = [returned_cache(model(torch.tensor([[5] * count]))) for count in (20, 50)]
@@ -76,7 +76,7 @@ def test_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantize", "given", "weights", "bytes_each"),
+    ("quantize", "config", "weights", "bytes_each"),
     [
         ("4bit", None, "nf4", 0.5625),
         ("8bit", None, "int8", 1.0),
@@ -92,16 +92,16 @@ def test_experts() -> None:
     ],
 )
 def test_quantised_weights(
-    quantize: str, given: dict[str, Any] | None, weights: str, bytes_each: float
+    quantize: str, config: dict[str, Any] | None, weights: str, bytes_each: float
 ) -> None:
-    found = spec(llama(quantization_config=given), torch.float16, quantize)
-    assert (found.weights, found.compute) == (weights, "float16")
-    assert found.parameters == LINEAR + REST
-    assert found.weight_bytes == LINEAR * bytes_each + REST * 2
-    assert (found.linear == 0.0) == (given is not None), "what is packed is not packed again"
+    shape = spec(llama(quantization_config=config), torch.float16, quantize)
+    assert (shape.weights, shape.compute) == (weights, "float16")
+    assert shape.parameters == LINEAR + REST
+    assert shape.weight_bytes == LINEAR * bytes_each + REST * 2
+    assert (shape.linear == 0.0) == (config is not None), "packed weights are not packed again"
 
 
-# Whole models, of which the text decoder is read alone.
+# Models for images or audio, of which only the text decoder is loaded.
 
 PROMPT = "the cat sat on the mat, the cat sat"
 
@@ -124,13 +124,13 @@ def test_the_text_of_a_whole_model_at_every_entry_point(
     for strategy in ("lookahead", "autoregressive"):
         assert text_ids(model.stream(PROMPT, strategy=strategy, **options)) == expected
     options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    given, mask = torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.long)
+    prompt, mask = torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.long)
     drafted = whole.generate(
-        given, attention_mask=mask, custom_generate=ladecli.lookahead, **options
+        prompt, attention_mask=mask, custom_generate=ladecli.lookahead, **options
     )
     assert drafted[0, len(ids) :].tolist() == expected
 
-    # Nothing that sees or hears is in memory, and a line says so.
+    # No part for images or audio is in memory, and a line says so.
     decoder, head = whole.get_decoder(), whole.get_output_embeddings()
     parts = {id(part): part for one in (decoder, head) for part in one.parameters()}
     loaded = model.session.loaded

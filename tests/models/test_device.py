@@ -1,4 +1,4 @@
-"""Devices: what torch and the system say about them, on machines that are not this one."""
+"""Devices as reported by torch and the system, on simulated machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def patch(tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """16 GiB of which 8 are available, 8 cores, and no cgroups; torch for CPUs."""
+    """Simulate 16 GiB, of which 8 are available, 8 cores, no cgroups, and torch for CPUs."""
     memory, read = SimpleNamespace(total=16 * GIB, available=8 * GIB), Path.read_text
 
     def there(path: Path, *arguments: Any, **options: Any) -> str:
@@ -36,7 +36,7 @@ def patch(tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
 
 
 def with_gpus(patch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let torch find GPUs."""
+    """Let torch report GPUs."""
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: len(names),
@@ -52,7 +52,7 @@ def with_gpus(patch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def put_groups(folder: Path, own: str, files: dict[str, str]) -> None:
-    """Let this process have cgroups."""
+    """Put this process into cgroups."""
     groups = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     for name, text in {"proc/self/cgroup": f"0::{own}", **groups}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +60,8 @@ def put_groups(folder: Path, own: str, files: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("used", "free"), [(4, 8), (11, 1)])
-def test_a_mac(patch: pytest.MonkeyPatch, tmp_path: Path, used: int, free: int) -> None:
-    """Its GPU may have 12 GiB, and no more than what the machine has."""
+def test_an_apple_machine(patch: pytest.MonkeyPatch, tmp_path: Path, used: int, free: int) -> None:
+    """Its GPU may use 12 GiB, but no more than the machine has free."""
     (tool := tmp_path / "sysctl").write_text("#!/bin/sh\necho Apple M2 Max")
     tool.chmod(0o755)
     patch.setenv("PATH", str(tmp_path), prepend=":")
@@ -123,7 +123,9 @@ def test_devices_not_here(patch: pytest.MonkeyPatch, name: str, build: Any, why:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("patch")
-def test_a_group_may_have_less(tmp_path: Path, own: str, files: Any, total: int, free: int) -> None:
+def test_a_cgroup_may_limit_memory_and_cores(
+    tmp_path: Path, own: str, files: Any, total: int, free: int
+) -> None:
     put_groups(tmp_path, own, files)
     assert (detect().memory, free_memory(detect())) == (total * GIB, free * GIB)
 
@@ -137,7 +139,7 @@ def test_a_group_may_have_less(tmp_path: Path, own: str, files: Any, total: int,
     ],
 )  # fmt: skip
 def test_threads_of_a_group(patch: Any, tmp_path: Path, own: str, files: Any, cores: Any) -> None:
-    """It takes them when it is imported."""
+    """Torch reads the number of threads when it is imported."""
     patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     patch.delenv("OMP_NUM_THREADS")
     put_groups(tmp_path, own, files)

@@ -1,4 +1,4 @@
-"""Each extra by itself brings all that it needs: nothing else is on the path of a new Python."""
+"""Each extra is complete by itself: a new Python has nothing else on its path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(ladecli.__file__).parents[1]
 
 
 def install(extra: str, folder: Path) -> None:
-    """Link into a folder what pip would install for an extra, by what the packages require."""
+    """Link the packages that pip would install for an extra into a folder."""
     project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]
     left, seen = [(Requirement(text), "") for text in own], set()
@@ -52,7 +52,7 @@ GENERATE: dict[str, Callable[[Path], tuple[str, ...]]] = {
 
 
 def alone(extra: str, folder: Path, code: str, *arguments: str) -> str:
-    """What a program prints where only an extra is installed."""
+    """Return the output of a program with only one extra installed."""
     install(extra, folder)
     env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-S", "-c", code, *arguments]
@@ -76,7 +76,7 @@ def test_the_server_needs_its_extra_alone(tmp_path: Path) -> None:
         alone("", other, code)
 
 
-def test_what_a_gguf_file_needs_is_named(tmp_path: Path) -> None:
+def test_packages_for_gguf_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     line = r"needs accelerate and gguf: pip install 'ladecli\[gg"
     with pytest.raises(AssertionError, match=line):

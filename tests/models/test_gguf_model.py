@@ -1,4 +1,4 @@
-"""GGUF files: chatted with as they are, unpacked by transformers; those that cannot be read."""
+"""GGUF files: used directly, unpacked by transformers; and unreadable ones."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_text_is_that_of_transformers(folder: Path, lade: Any, capsys: Any) -> None:
-    given = {"pretrained_model_name_or_path": folder, "gguf_file": "small.gguf"}
-    model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(**given)("the cat sat on", return_tensors="pt")["input_ids"]
+    source = {"pretrained_model_name_or_path": folder, "gguf_file": "small.gguf"}
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    ids = tokenizer("the cat sat on", return_tensors="pt")["input_ids"]
     mask = torch.ones_like(ids)
     told: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False}
     text = model.generate(ids, attention_mask=mask, max_new_tokens=30, **told)[0, ids.shape[1] :]
@@ -67,14 +68,14 @@ def test_a_quantised_file_is_held_in_8_bits(folder: Path, lade: Any) -> None:
 
 
 def test_all_kinds_of_blocks_are_unpacked(lade: Any, tmp_path: Path) -> None:
-    """A layer for each kind, of blocks that were drawn by chance."""
+    """A layer for each kind, with random blocks."""
     kinds = [kind for kind in gguf.quants._type_traits if kind.name not in ("F32", "F16")]
     shape = {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": len(kinds)}
     model, draw = model_of(**shape, max_position_embeddings=64), np.random.default_rng(0)
     tensors = {}
     for layer, kind in zip(model.model.layers, kinds, strict=True):
         block, size = gguf.GGML_QUANT_SIZES[kind]
-        # Small bytes: no scale is huge, or no number at all.
+        # Small bytes, so that no scale is huge or NaN.
         blocks = draw.integers(0, 40, (64, 256 // block * size), np.uint8)
         tensors[f"blk.{layer.self_attn.layer_idx}.ffn_up.weight"] = (blocks, kind.name)
         layer.mlp.up_proj.weight.data = torch.from_numpy(gguf.dequantize(blocks, kind))
@@ -99,14 +100,14 @@ def test_one_of_several_is_named(folder: Path, lade: Any, tmp_path: Path) -> Non
 
 
 def answer(lade: Any, file: Path, prompt: str = PROMPT) -> dict[str, Any]:
-    """What the program says to a prompt."""
-    asked = ("-p", prompt, "--raw", "-n", "12", "--ignore-eos", "--json")
-    found: dict[str, Any] = lade("generate", str(file), *asked).json()
-    return found
+    """Return the program's answer to a prompt."""
+    options = ("-p", prompt, "--raw", "-n", "12", "--ignore-eos", "--json")
+    result: dict[str, Any] = lade("generate", str(file), *options).json()
+    return result
 
 
 def plain(model: Any, ids: list[int], tokens: int = 12) -> list[int]:
-    """What transformers continues a prompt with."""
+    """Return transformers' continuation of a prompt."""
     prompt = torch.tensor([ids])
     told: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False}
     told |= {"attention_mask": torch.ones_like(prompt), "max_new_tokens": tokens}
@@ -172,7 +173,7 @@ def scaled(case: str, path: Path) -> tuple[Any, Path]:
         part.setdefault("rope_theta", 10000.0)
         part.setdefault("rope_type", "default")
     vocabulary = None
-    if family.startswith("gemma"):  # they have no tokenizer of bytes
+    if family.startswith("gemma"):  # this family has no byte-level tokenizer
         vocabulary = piece_vocabulary(False)
         settings = settings | {"vocab_size": len(vocabulary["tokenizer.ggml.tokens"])}
     model = model_of(family, rope_parameters=rope, **settings)
@@ -182,7 +183,7 @@ def scaled(case: str, path: Path) -> tuple[Any, Path]:
 
 
 @pytest.mark.parametrize("case", SCALED)
-def test_positions_turn_as_in_the_model_that_the_file_was_made_of(
+def test_rotary_embeddings_are_those_of_the_original_model(
     case: str, lade: Any, tmp_path: Path
 ) -> None:
     model, file = scaled(case, tmp_path / "m.gguf")
@@ -191,7 +192,7 @@ def test_positions_turn_as_in_the_model_that_the_file_was_made_of(
         if case.startswith("gemma"):
             prompt = "the cat on the mat" * (1 + len(prompt) // 40)
             tokens = piece_vocabulary(False)["tokenizer.ggml.tokens"]
-            ids = [tokens.index(each) for each in prompt.replace(" ", "▁")]
+            ids = [tokens.index(character) for character in prompt.replace(" ", "▁")]
         assert answer(lade, file, prompt)["token_ids"] == plain(model, ids)
 
 
@@ -210,7 +211,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_settings_that_cannot_be_honoured_are_named(case: str, lade: Any, tmp_path: Path) -> None:
+def test_unsupported_settings_are_named(case: str, lade: Any, tmp_path: Path) -> None:
     settings, message = REFUSED[case]
     file = write(tmp_path / "m.gguf", None, settings)
     assert message in lade("generate", str(file), "-p", "the").refused(1)
@@ -221,13 +222,13 @@ def test_factors_of_frequencies_fit_the_heads(lade: Any, tmp_path: Path) -> None
     assert "2 factors" in lade("generate", str(file), "-p", "the").refused(1)
 
 
-def test_biases_that_only_the_file_knows_are_kept(lade: Any, tmp_path: Path) -> None:
+def test_biases_that_only_the_file_has_are_kept(lade: Any, tmp_path: Path) -> None:
     model = model_of(attention_bias=True, mlp_bias=True)
     file = write(tmp_path / "m.gguf", model)
     assert answer(lade, file)["token_ids"] == plain(model, byte_level()(PROMPT)["input_ids"])
 
 
-def test_weights_that_no_model_takes_get_a_line(lade: Any, tmp_path: Path) -> None:
+def test_unused_weights_are_reported(lade: Any, tmp_path: Path) -> None:
     more = {"rope_freqs.weight": [1.0] * 4, "blk.0.attn_q_norm.weight": [1.0] * 8}
     file = write(tmp_path / "m.gguf", None, None, more)
     done = lade("generate", str(file), "-p", "the", "--raw", "-n", "2")
@@ -246,7 +247,9 @@ def test_weights_that_no_model_takes_get_a_line(lade: Any, tmp_path: Path) -> No
         ("gpt-2", r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
     ],
 )
-def test_texts_are_cut_as_the_name_says(pre: str, cut: str, lade: Any, tmp_path: Path) -> None:
+def test_texts_are_split_by_the_named_pre_tokenizer(
+    pre: str, cut: str, lade: Any, tmp_path: Path
+) -> None:
     text = "(the) cat!\n\nsat 12345 (on): 2024\n"
     tokenizer = byte_level(cut, (text, "(the) (on): !\n\n 12345 12 345 2024 202 4") * 8)
     model = model_of(vocab_size=len(tokenizer))
@@ -258,38 +261,40 @@ def test_texts_are_cut_as_the_name_says(pre: str, cut: str, lade: Any, tmp_path:
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
-def test_tokenizers_of_bytes_begin_as_the_file_says(pre: str, lade: Any, tmp_path: Path) -> None:
+def test_byte_level_tokenizers_add_bos_as_the_file_says(
+    pre: str, lade: Any, tmp_path: Path
+) -> None:
     names, counts = ("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_bos_token"), []
     for values in ((None, False), (True, False), (None, None)):
         vocabulary = byte_vocabulary(pre=pre) | dict(zip(names, values, strict=True))
         file = write(tmp_path / "m.gguf", vocabulary=vocabulary)
         counts.append(answer(lade, file, "q")["usage"]["prompt_tokens"])
-    # Llama 3 begins with BOS where nothing is stated, as llama.cpp has it.
+    # Like llama.cpp, texts for Llama 3 begin with BOS if the file does not say.
     assert counts == [1, 2, 1 + (pre == "llama-bpe")]
 
 
-def test_qwen_composes_letters_and_their_signs(lade: Any, tmp_path: Path) -> None:
+def test_qwen_normalises_combining_characters(lade: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", vocabulary=byte_vocabulary(pre="qwen2"))
     asked = [answer(lade, file, text)["usage"]["prompt_tokens"] for text in ("é", "e\u0301")]
     assert asked[0] == asked[1]
 
 
-def test_all_cuts_leave_the_text_whole() -> None:
+def test_all_pre_tokenizers_keep_the_text_complete() -> None:
     text = "It's 12345 Words, wörds&&\r\n  你好かな  x\t\n1 '"
     for name, cut in CUTS.items():
         pieces = [(text, (0, len(text)))]
-        for each in cut:
-            split = Split(Regex(each), "isolated")
+        for expression in cut:
+            split = Split(Regex(expression), "isolated")
             pieces = [part for piece, _ in pieces for part in split.pre_tokenize_str(piece)]
         assert "".join(piece for piece, _ in pieces) == text, name
         assert len(pieces) > 8, name
 
 
 @pytest.mark.parametrize("pre", ["brand-new", None])
-def test_an_unknown_cut_gets_a_line(pre: str | None, lade: Any, tmp_path: Path) -> None:
+def test_an_unknown_pre_tokenizer_is_reported(pre: str | None, lade: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", vocabulary=byte_vocabulary(pre=pre))
     done = lade("generate", str(file), "-p", "the", "--raw", "-n", "2")
-    (line,) = (each for each in done.err.splitlines() if "pre-tokenizer" in each)
+    (line,) = (line for line in done.err.splitlines() if "pre-tokenizer" in line)
     assert "GPT-2" in line
     assert str(pre) in line
 
@@ -313,7 +318,7 @@ def test_a_file_without_a_chat_template_is_refused_from_its_header(tmp_path: Pat
     assert "torch" not in done.imported
 
 
-def test_a_part_of_a_split_model_stands_for_the_whole(
+def test_a_file_of_a_split_model_loads_the_whole_model(
     folder: Path, lade: Any, tmp_path: Path
 ) -> None:
     write(tmp_path / "m.gguf", kind="Q8_0", split=12)
@@ -339,7 +344,7 @@ def cut(path: Path) -> None:
 
 
 def overlap(path: Path) -> None:
-    """The second tensor begins where the first one does."""
+    """Return a file whose second tensor begins at the first one."""
     data, name = bytearray(path.read_bytes()), b"output_norm.weight"
     at = data.rindex(name) + len(name) + 4 + 8 + 4
     data[at : at + 8] = bytes(8)
@@ -347,7 +352,7 @@ def overlap(path: Path) -> None:
 
 
 def count(path: Path) -> None:
-    """There are 2**60 tensors."""
+    """Return a file with 2**60 tensors."""
     data = bytearray(path.read_bytes())
     data[8:16] = (2**60).to_bytes(8, "little")
     path.write_bytes(data)

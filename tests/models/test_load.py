@@ -1,4 +1,4 @@
-"""Loading: the model's own code, where weights go, and the type that they have there."""
+"""Loading: the model's own code, the placement of weights, and their types."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Mine(LlamaForCausalLM):
 
 
 def demo_with(folder: Path, **changes: Any) -> str:
-    """A copy of the bundled model with another configuration."""
+    """Return a copy of the bundled model with another configuration."""
     return copied(DEMO, folder, stating("config.json", **changes))
 
 
-def test_code_of_the_model_runs_where_it_is_trusted(tmp_path: Path, capsys: Any) -> None:
+def test_a_models_own_code_runs_only_if_it_is_trusted(tmp_path: Path, capsys: Any) -> None:
     name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
     (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
     trusted = load(plan(name, ModelOptions(trust_remote_code=True), ON_CPU))
@@ -80,7 +80,7 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
 
 
 @pytest.mark.parametrize("more", [-1e6, 1e6])
-def test_a_processor_computes_in_float32_where_that_fits(more: float, monkeypatch: Any) -> None:
+def test_a_cpu_computes_in_float32_if_that_fits(more: float, monkeypatch: Any) -> None:
     full = plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
     least = memory.MemoryRequest(memory.LEAST_CONTEXT).need(full).total
     use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
@@ -106,7 +106,7 @@ def fp8(tmp_path: Path) -> str:
     return name
 
 
-def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
+def test_fp8_becomes_plain_if_it_cannot_be_multiplied(fp8: str) -> None:
     loaded = load(plan(fp8, place=ON_CPU))
     assert loaded.spec.weights == "float32"
     assert loaded.spec.weight_bytes == sum(p.nbytes for p in loaded.model.parameters())
@@ -115,7 +115,9 @@ def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
 
 
 @pytest.mark.parametrize(("capability", "weights"), [((8, 0), "bfloat16"), ((8, 9), "fp8")])
-def test_fp8_stays_where_it_can(capability: Any, weights: str, fp8: str, monkeypatch: Any) -> None:
+def test_fp8_stays_if_it_can_be_multiplied(
+    capability: Any, weights: str, fp8: str, monkeypatch: Any
+) -> None:
     use_devices(monkeypatch, GPU)
     answers = {"cuda:1": capability}
     monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)
@@ -125,9 +127,9 @@ def test_fp8_stays_where_it_can(capability: Any, weights: str, fp8: str, monkeyp
 SAMPLES = {"do_sample": True}
 GREEDY = {"do_sample": False}
 UNSAID = SamplingConfig(temperature=0.7, top_p=0.9)
-"""Of chats, where a model does not say whether to sample."""
+"""The sampling of chats if a model does not say whether to sample."""
 TOP_50 = SamplingConfig(temperature=1.0, top_k=50)
-"""What transformers takes where nothing else is said, or nothing that makes sense."""
+"""transformers' defaults for missing or invalid values."""
 GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
     ({}, UNSAID, {2}, []),
     ({"eos_token_id": 5, "temperature": "hot"}, UNSAID, {5}, ["temperature 'hot'"]),
@@ -147,7 +149,7 @@ GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
 
 
 @pytest.mark.parametrize(("fields", "sampling", "ends", "ignored"), GENERATION)
-def test_a_generation_config_counts_as_far_as_it_makes_sense(
+def test_valid_fields_of_a_generation_config_are_used(
     fields: Any, sampling: SamplingConfig, ends: set[int], ignored: list[str]
 ) -> None:
     config = transformers.GenerationConfig()
@@ -160,12 +162,12 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
     assert defaults.ignored == ignored
 
 
-def test_soft_caps_are_computed_by_every_version(tmp_path: Path) -> None:
+def test_soft_caps_work_with_every_version_of_transformers(tmp_path: Path) -> None:
     """transformers before 5.21 took attention that leaves them out, so no trial step agreed."""
     assert ladecli.load(saved(tmp_path, "gemma2", vocab_size=300)).notices == ()
 
 
-def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:
+def test_unread_weights_are_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="check its num_hidden_layers"):
         ladecli.load(demo_with(tmp_path / "m", num_hidden_layers=1))
 
@@ -174,7 +176,7 @@ def test_weights_that_are_left_out_are_named(tmp_path: Path) -> None:
 
 
 NEAR_TIE = 0.05
-"""Quantised products round rows of one step and of several differently.  Where the best two
+"""Quantised products round rows of one step and of several differently.  If the best two
 logits are closer than this share of their spread, either may win."""
 PROMPTS = ("def largest(items):\n", "What is lookahead decoding?")
 PAPER = LookaheadConfig(7, 4, 7, sources=("trajectory",))
@@ -212,7 +214,7 @@ def test_packed_weights_give_one_text_but_for_near_ties(packed: LoadedModel) -> 
             other = answer(session, prompt, config)
             assert len(other) == len(plain) == 24
             apart = next((i for i in range(24) if other[i] != plain[i]), None)
-            # How many texts meet a near-tie depends on the kernels of the machine.
+            # The number of texts with a near-tie depends on the kernels of the machine.
             assert apart is None or leads[apart] < NEAR_TIE
 
 
@@ -220,7 +222,7 @@ def test_packed_weights_give_one_text_but_for_near_ties(packed: LoadedModel) -> 
 def test_the_plan_knows_the_size_of_packed_weights(packed: LoadedModel) -> None:
     assert packed.spec.weights in ("nf4", "int8")
     held = packed.model.get_memory_footprint()
-    # Scales are not in what transformers counts.
+    # transformers does not count scales.
     assert held <= packed.spec.weight_bytes * 1.001
     assert held > packed.spec.weight_bytes * 0.95
 
@@ -228,7 +230,7 @@ def test_the_plan_knows_the_size_of_packed_weights(packed: LoadedModel) -> None:
 def test_shapes_that_kernels_refuse_give_one_line(tmp_path: Path, monkeypatch: Any) -> None:
     sizes = {"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 2}
     folder = saved(tmp_path, "llama", vocab_size=300, **sizes)
-    # Which shapes they refuse depends on the processor, so one is refused for all of them.
+    # The refused shapes depend on the processor, so this simulates a refusal.
     refusal = Mock(side_effect=AssertionError("N must be divisible by block_n\nand more"))
     monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refusal)
     line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try another --"

@@ -1,4 +1,4 @@
-"""What fits into memory, and what the user reads where it does not."""
+"""The context that fits into memory, and the messages if it does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ladecli.errors import LoadError
 from ladecli.models.describe import empty_model
 from ladecli.models.fit import spec_of
 from ladecli.models.memory import MemoryRequest, ModelSpec, format_bytes, room, spread
-from tests.support.memory import Held
+from tests.support.memory import MemoryCounter
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def ask(free: float, spec: ModelSpec = LLAMA_7B, kind: str = "cuda", longest: in
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 1)])
 @pytest.mark.parametrize("attention", ["sdpa", "reference"])
-def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) -> None:
+def test_the_memory_that_a_decoder_uses(heads: int, kv_heads: int, attention: str) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": 200}
     shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     config = transformers.LlamaConfig(**shape)
@@ -43,7 +43,7 @@ def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) 
     decoder = load_decoder(model, max_context=2048, attention=attention)
     strategy = make_strategy("lookahead", LookaheadConfig(5, 3, 5, 24))
     prompt = torch.arange(2040).remainder(150).tolist()
-    with Held() as held:
+    with MemoryCounter() as held:
         for start in (900, 2040):  # the cache grows with a text that goes on
             for _ in decoder.generate(prompt[:start], strategy, None, Limits(8)):
                 pass
@@ -72,7 +72,7 @@ def test_a_long_context_is_cut_to_what_fits() -> None:
         (2, LLAMA_7B, "cuda", "take a smaller model"),
         (6, LLAMA_7B, "mps", "take a smaller model"),  # bitsandbytes has nothing for it
         (6, replace(LLAMA_7B, weights="gptq", linear=0.0), "cuda", "take a smaller model"),
-        # Experts stay out of what bitsandbytes packs.
+        # bitsandbytes does not pack experts.
         (40, replace(LLAMA_7B, parameters=46.7e9, weight_bytes=93.4e9, linear=1.3e9), "cuda",
          "take a smaller model"),
     ],

@@ -1,4 +1,4 @@
-"""Models that are spread over devices: where keys go, and what each has room for."""
+"""Models that are spread over devices: the places of keys, and the room on each device."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.hub import plan, use_devices
 pytestmark = pytest.mark.slow
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
-"""The second stands for another GPU: it has shapes and devices, and no numbers."""
+"""The second device stands for another GPU: its tensors have shapes but no numbers."""
 PLACES = (CPU, ELSEWHERE, ELSEWHERE, CPU)
 FLOAT32, ON_CPU = ModelOptions(dtype="float32"), PlacementOptions(device="cpu")
 
 
 @torch.inference_mode()
 def write(cache: KVCache, tokens: list[int]) -> None:
-    """One step of a model whose layers 1 and 2 are elsewhere."""
+    """Write one step of a model whose layers 1 and 2 are on another device."""
     cache.reserve(cache.length + len(tokens))
     key = torch.tensor(tokens, dtype=torch.float32)[None, :, None].expand(2, -1, 3)
     for layer, place in enumerate(PLACES):
@@ -57,7 +57,7 @@ def test_keys_are_where_their_layers_are() -> None:
     assert not cache.tensors
 
 
-def test_auto_offloads_what_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_offloads_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     use_devices(monkeypatch, Device("cpu", "cpu", "CPU"), free=20e6)
     planned = plan("demo", FLOAT32, replace(ON_CPU, device_map="auto"))
     small, large = (memory.MemoryNeed(0.0, cache, 0.0) for cache in (1e6, 14e6))

@@ -1,4 +1,4 @@
-"""Models that are split over ranks: the same text, what each rank holds, and what is refused."""
+"""Models that are split over ranks: the same text, the part of each rank, and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES = ("llama", "mixtral", "phi3")
 """Plain, with experts, and one whose ranks gather what they have computed."""
 TIED = "llama-tied"
 BROKEN = "cohere"
-"""Its norms of heads are not split along with the heads."""
+"""A family whose norms of heads are not split with the heads."""
 
 
 def three_texts(decoder: Decoder) -> list[list[int]]:
@@ -46,7 +46,7 @@ def three_texts(decoder: Decoder) -> list[list[int]]:
 
 
 def report(folder: str, ranks: int = 1) -> dict[str, Any]:
-    """Return what a rank has to say of one model."""
+    """Return a rank's results for one model."""
     planned = plan(folder, ModelOptions(dtype="float32"), ON_CPU, split=ranks)
     try:
         model = load(planned).model
@@ -79,7 +79,7 @@ def rank_of_two(rank: int, home: str, folders: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return by family what two ranks and, for the last, one process say."""
+    """Return the results of two ranks and, for the last family, of one process, by family."""
     home = tmp_path_factory.mktemp("ranks")
     ids = {"vocab_size": 98}  # which two ranks can share equally
     folders = [saved(home / family, family, **ids) for family in (*FAMILIES, BROKEN)]
@@ -100,7 +100,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_ranks_that_share_a_model_say_what_one_process_says(
     family: str, reports: list[dict[str, Any]]
 ) -> None:
-    """And what each of them holds is known before it loads."""
+    """The size of each rank's part is known before loading."""
     first, second, one = (report[family] for report in reports)
     assert first["texts"] == second["texts"] == one["texts"]
     assert first["logits"] == second["logits"], "to the last bit"
@@ -111,7 +111,7 @@ def test_ranks_that_share_a_model_say_what_one_process_says(
         assert rank["heads"] == 1 or family != "llama", "of two"
 
 
-def test_parts_that_do_not_fit_together_are_refused_by_all(reports: list[dict[str, Any]]) -> None:
+def test_ranks_with_different_parts_all_refuse(reports: list[dict[str, Any]]) -> None:
     for rank in reports[:2]:
         assert "cannot be computed over 2 ranks: " in rank[BROKEN]["error"]
         assert "use --device-map auto or --parallel-mode lookahead" in rank[BROKEN]["error"]
@@ -129,7 +129,7 @@ WIDE = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8}
         ("mixtral", {"intermediate_size": 47}, 2, ["47 feed-forward columns", "--device-map auto"]),
     ],
 )
-def test_what_cannot_be_split_is_refused_before_weights_are_read(
+def test_models_that_cannot_be_split_are_refused_early(
     family: str, changes: dict[str, Any], ranks: int, named: list[str], tmp_path: Path
 ) -> None:
     config = model_of(family).config

@@ -1,4 +1,4 @@
-"""Requests: what was asked for, where it is from, and what it is wrong about."""
+"""Requests: options, their origins, and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ladecli.options.declare import CONFIG_FILE
 from ladecli.options.drafting import DraftOptions
 
 
-def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
+def test_an_error_names_the_variables_that_cause_it() -> None:
     origins = {"window": "LADE_WINDOW", "ngram": "flag --ngram", "top_p": "LADE_TOP_P"}
     request = ChatRequest(window=9, ngram=9, budget=3, top_p=0.5, origins=origins)
     with pytest.raises(ConfigError, match=r"^budget 3 is smaller than .* \(LADE_WINDOW\)$"):
@@ -61,7 +61,7 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
         ),
     ],
 )
-def test_options_that_do_nothing(options: Any, line: str) -> None:
+def test_options_without_effect(options: Any, line: str) -> None:
     request = DraftOptions(**options, origins={key: f"flag --{key}" for key in options})
     notices = request.without_effect(TUNED)
     assert [line in notice for notice in notices] == [True] * bool(line)

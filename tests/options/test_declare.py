@@ -1,6 +1,6 @@
 """The whole interface as a table: commands, their options and keys of JSON, which have fixed names.
 
-What each of them does is tested elsewhere; here nothing may go missing.
+Other tests check their effects; this one checks that none is missing.
 """
 
 from __future__ import annotations

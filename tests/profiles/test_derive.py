@@ -15,7 +15,7 @@ from tests.support.profiles import shape
 GPU = Rates(1e12 / READING, 100e12)
 """Reads 1 GB in a millisecond; products with few rows reach 75 of the 100 TFLOP/s."""
 
-# 10 GB in one layer, whose launch takes no time to speak of; 40 kB of cache per token.
+# 10 GB in one layer, whose launch time is negligible; 40 kB of cache per token.
 DENSE = replace(shape(5e9), layers=1, heads=100, kv_heads=100, head_size=100)
 LAYERS = replace(DENSE, layers=32)
 EXPERTS = replace(DENSE, parameters=8e9, active=2e9, weight_bytes=16e9)
@@ -81,7 +81,7 @@ def test_captured_steps_take_what_they_took_on_an_h200(
 
 
 def test_small_models_on_fast_gpus_have_narrow_trees() -> None:
-    """What the host does for a token, and what is read of its logits, does not shrink with them."""
+    """The host's time per token, and the reading of logits, do not shrink with the model."""
     fast = Rates(3.35e12, 989e12)
     small, large = (
         replace(shape(size), layers=layers, vocabulary=128_000)
@@ -92,7 +92,7 @@ def test_small_models_on_fast_gpus_have_narrow_trees() -> None:
     assert derive(fast, replace(small, vocabulary=1000), captured=True).budget > budgets[0]
 
 
-# What follows from a curve: a budget of at most 1.25 steps of two tokens.
+# The budget from a curve costs at most 1.25 steps of two tokens.
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_small_models_on_fast_gpus_have_narrow_trees() -> None:
         pytest.param({1: 1.0, 32: 1.0, 64: 1.25, 128: 2.0}, 64, id="up to the limit"),
         pytest.param({1: 1.0, 24: 1.2, 32: 1.3}, 24, id="a narrow one"),
         pytest.param({1: 1.0, 128: 128.0}, 2, id="every token costs a step"),
-        # A dear first draft does not make the second one dear: 5 * 1.25 = 6.25.
+        # The budget is relative to the cost of the first draft: 5 * 1.25 = 6.25.
         pytest.param({1: 1.0, 2: 5.0, 64: 6.25, 128: 8.0}, 64, id="weights that are unpacked"),
     ],
 )
-def test_settings_that_follow(costs: dict[int, float], budget: int) -> None:
+def test_settings_derived_from_a_curve(costs: dict[int, float], budget: int) -> None:
     row = tuple(costs.values())
-    # After a longer text steps are dearer; the shortest one decides.
+    # Steps cost more after a longer text; the shortest one decides.
     later = tuple(1.0 + 3.0 * (value - 1.0) for value in row)
     settings = fit_settings(StepCost(tuple(costs), (1024, 4096), (row, later)))
     assert (settings.budget, settings.sources) == (budget, ("context", "recycled"))

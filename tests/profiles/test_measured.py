@@ -1,4 +1,4 @@
-"""What steps were measured to take lasts, and what disturbed a measurement does not."""
+"""Measured step costs are kept, and disturbances of a measurement are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Known = Callable[[dict[int, float]], None]
 
 @pytest.fixture(scope="module")
 def key() -> str:
-    """What steps of the demo are kept under."""
+    """Return the key of the demo's steps."""
     session: Session = ladecli.load("demo").session
     return measured.key_of(session.decoder, session.loaded.device, session.loaded.spec)
 
@@ -53,7 +53,7 @@ def test_a_load_measures_and_keeps_the_smaller_time_of_two(key: str, known: Know
     known(dict.fromkeys(WIDTHS, 1e-9))
     ladecli.load("demo")
     assert {*measured.read_all()[key].values()} == {1e-9}
-    # A quieter load changes no ratio of widths that it did not measure.
+    # A load without disturbances keeps the ratios of widths that it did not measure.
     measured.path().unlink()
     known(dict.fromkeys(WIDTHS, 1.8) | {1: 1.0, 64: 2.0})
     ladecli.load("demo")
@@ -74,7 +74,7 @@ def test_drafts_are_few_or_many_by_the_costs_and_the_text_is_the_same(
     assert answers[0]["token_ids"] == answers[1]["token_ids"]
 
 
-def test_a_time_that_seems_shorter_than_that_of_a_narrower_step_counts_for_both(
+def test_a_shorter_time_of_a_wider_step_also_counts_for_a_narrower_one(
     known: Known,
 ) -> None:
     known({1: 1.0, 2: 50.0, 4: 60.0, 8: 1.5, 16: 2.0, 32: 3.0})
@@ -86,7 +86,7 @@ def test_a_time_that_seems_shorter_than_that_of_a_narrower_step_counts_for_both(
 
 
 @pytest.mark.parametrize("text", ["{", '{"a": {"1": -1.0}}', '{"a": {"1": Infinity}}', "[]", "\0"])
-def test_a_damaged_file_is_as_good_as_none(text: str, key: str, known: Known) -> None:
+def test_a_damaged_file_is_ignored(text: str, key: str, known: Known) -> None:
     measured.path().parent.mkdir(parents=True)
     measured.path().write_text(text)
     assert measured.read_all() == {}
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_as_good_as_none(text: str, key: str, known: Known) ->
 
 
 @pytest.mark.parametrize("place", ["flag", "variable", "config"])
-def test_a_named_profile_is_honoured_as_it_is_written(
+def test_a_named_profile_is_used_unchanged(
     lade: Any, known: Known, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known(DEAR)

@@ -1,4 +1,4 @@
-"""GPUs are recognised by their drivers' names, and misleading names are not taken for them."""
+"""GPUs are recognised by their drivers' names, and misleading names are not mistaken for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICES = [  # name as the driver reports it, memory in GiB (0: unknown), profil
     ("NVIDIA GH200 480GB", 94.5, None), ("NVIDIA L40", 44.4, None), ("NVIDIA T400 4GB", 3.8, None),
     ("Tesla V100S-PCIE-32GB", 31.7, None), ("NVIDIA GeForce RTX 4090 D", 23.6, None),
     ("NVIDIA H100 NVL", 93.1, None),
-    # Smaller parts, and the name of the whole with the memory of a part or of a rebuilt card.
+    # Smaller parts, and the name of a full device with the memory of a part or of a modified card.
     ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9.5, None), ("NVIDIA A100-SXM4-80GB", 39.4, None),
     ("NVIDIA GeForce RTX 5090 Laptop GPU", 23.9, None), ("NVIDIA GeForce RTX 4090", 47.4, None),
     # No name to speak of.

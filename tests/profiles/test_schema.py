@@ -1,4 +1,4 @@
-"""Files of profiles: what is accepted, and the line about a fault."""
+"""Files of profiles: valid ones, and the line about a fault."""
 
 from __future__ import annotations
 

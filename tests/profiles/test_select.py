@@ -58,7 +58,7 @@ def test_a_type_without_units_of_its_own_has_the_lowest_rate() -> None:
     assert half < brain
 
 
-def test_a_curve_of_dense_models_rises_with_the_experts_that_a_step_meets() -> None:
+def test_the_curve_of_dense_models_rises_with_the_experts_of_a_step() -> None:
     dense = shape(8e9, "float32", "float32")
     experts = replace(dense, active=2e9)
     flat, steep = (
@@ -88,7 +88,7 @@ def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
     ("content", "fault"),
     [(b"[", "not valid TOML"), (b"widnow = 3", "unknown key"), (b"\xff", "not UTF-8")],
 )
-def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
+def test_a_broken_file_is_reported_and_left_out(content: bytes, fault: str) -> None:
     path = put("cpu", "")
     path.write_bytes(content)
     choice = profiles.select(None, CPU, DEMO)

@@ -1,4 +1,4 @@
-"""`lade chat` as people meet it: the real program in a pseudo-terminal, key by key."""
+"""`lade chat` in a terminal: the real program in a pseudo-terminal, key by key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOR = re.compile(rb"\x1b\[[0-9;]*(3[1-7]|9[0-7])m")
 
 def chat(*options: str, columns: int = 80, lines: int = 24, **env: str) -> Terminal:
     """A chat with the demo model, ready for the first message."""
-    # What is said of remembered answers, once, would stand between the rows that tests look at.
+    # The notice about remembered answers would come between the rows that tests check.
     asked = ("chat", "demo", "--no-memory", *options)
     terminal = Terminal(*asked, columns=columns, lines=lines, env=env)
     ready(terminal)
@@ -87,7 +87,7 @@ def test_a_conversation(tmp_path: Path) -> None:
     editor.write_text('#!/bin/sh\necho "What is the budget?" > "$1"\n')
     editor.chmod(0o755)
     with chat("-n", "30", EDITOR=str(editor)) as terminal:
-        # A message, and what stands under its reply.
+        # A message, and the lines below its reply.
         terminal.enter(QUESTION)
         seen = terminal.wait("30 tokens in")
         assert "Lookahead decoding breaks the one-token-at-a-time dependency" in seen
@@ -141,7 +141,7 @@ def test_a_conversation(tmp_path: Path) -> None:
         terminal.send(CTRL_C)
         terminal.enter("/exit")
         assert terminal.close() == 0
-        # What is pasted while the model loads is one message: the terminal marks it, to the end.
+        # Text pasted while the model loads is one message, since the terminal marks its end.
         greeting = terminal.raw.index(b"tokens of context")
         assert b"\x1b[?2004h" in terminal.raw[:greeting]
         assert terminal.raw.rindex(b"\x1b[?2004l") > terminal.raw.rindex(b"\x1b[?2004h")
@@ -153,7 +153,7 @@ def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
     with chat(*options, XDG_STATE_HOME=str(tmp_path)) as terminal:
         terminal.enter(QUESTION)
         flows(terminal, "several tokens in one step")
-        # As Ctrl-Z and `fg` do, where the shell has settings of its own.
+        # Like Ctrl-Z and `fg` in a shell with its own terminal settings.
         terminal.child.kill(signal.SIGSTOP)
         terminal.child.setecho(True)
         terminal.child.kill(signal.SIGCONT)
@@ -164,7 +164,7 @@ def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
         terminal.send(CTRL_C)
         terminal.wait("tokens per step")
         assert "(stopped)" in ready(terminal)
-        # It is not sent, and not lost.
+        # The typed text is neither sent nor lost.
         assert "> What is" in terminal.text()
         terminal.enter(" the pool?")
         terminal.wait(lambda text: text.count("tok/s") == 2)
@@ -176,7 +176,7 @@ def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
     assert len(from_json(file.read_text()).conversation.messages) == 4
 
 
-def test_sigkill_in_the_middle_of_a_reply_costs_no_other(tmp_path: Path) -> None:
+def test_sigkill_during_a_reply_loses_no_other_reply(tmp_path: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path)}
     options = ("--ignore-eos", "--strategy", "autoregressive")
     with Terminal("chat", "demo", "-n", "9", env=state) as terminal:
@@ -214,7 +214,7 @@ def test_keys_and_a_resize_in_the_middle_of_a_reply(tmp_path: Path) -> None:
         terminal.wait("saved to")
         terminal.send(CTRL_D)
         assert terminal.close() == 0
-    # Nothing is lost: every character is there, in order, in what scrolled away and on the
+    # Nothing is lost: every character is there, in order, in the scrollback and on the
     # screen; and little else, such as a row of figures that the resize left over.
     reply = re.sub(r"\s+", "", json.loads(path.read_text())["messages"][1]["content"])
     shown = seen[seen.index(QUESTION) + len(QUESTION) : seen.index("700 tokens")]
@@ -238,7 +238,7 @@ def test_a_narrow_screen_without_colors_and_a_long_message() -> None:
         terminal.read(0.5)
         terminal.enter("")
         flows(terminal, "lade: the message does not fit into the context of 200 tokens")
-        # What is wrong stays in sight, and so does the end of the message.
+        # The error stays visible, and so does the end of the message.
         terminal.wait(lambda _: any("e end" in row for row in terminal.screen.display))
         assert any(row.startswith("lade: the message does") for row in terminal.screen.display)
         terminal.enter("")
@@ -247,7 +247,7 @@ def test_a_narrow_screen_without_colors_and_a_long_message() -> None:
         leave(terminal)
 
 
-def test_a_terminal_that_can_do_nothing() -> None:
+def test_a_dumb_terminal() -> None:
     with Terminal("chat", "demo", "-n", "20", env={"TERM": "dumb"}) as terminal:
         terminal.wait(">")
         assert terminal.child.getecho(), "the terminal itself shows and edits the line"

@@ -1,4 +1,4 @@
-"""What the user types: keys of the line editor, pasted text, completion, lines from a pipe."""
+"""User input: keys of the line editor, pasted text, completion, lines from a pipe."""
 
 from __future__ import annotations
 

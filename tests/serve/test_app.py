@@ -1,4 +1,4 @@
-"""`lade serve` over real sockets: OpenAI's own client, plain HTTP, and clients that mean harm."""
+"""`lade serve` over real sockets: OpenAI's own client, plain HTTP, and hostile clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NONE = {"type": "function", "function": {"name": "none"}}
 UNKNOWN = {"type": "json_schema", "json_schema": {"schema": {"type": "unknown"}}}
 ORIGIN = "http://localhost:3000"
 RANDOM = {"temperature": 50, "top_k": 0, "seed": 1, "ignore_eos": True}
-"""Nearly any token may come: no draft is right."""
+"""Sampling from nearly all tokens, so that no draft is right."""
 CONTEXT = 20_000
 SHORT = {"prompt": "def ", "max_tokens": 2}
 LONG = {"prompt": "def ", "max_tokens": 19_000} | RANDOM
@@ -120,7 +120,7 @@ def test_a_text_is_continued_with_the_seed_that_was_asked_for(server: Server, la
     assert free.lade["seed"] is not None
 
 
-def test_several_at_once_get_each_their_own(server: Server) -> None:
+def test_simultaneous_clients_get_their_own_answers(server: Server) -> None:
     prompts = ["def ", "class Queue:\n", "import os"]
     alone = [*map(server.text, prompts)]
     with ThreadPoolExecutor(3) as pool:
@@ -200,7 +200,7 @@ def test_log_probabilities_of_a_chat(server: Server) -> None:
         assert all(likely) == (more == {}), "a penalty is no part of them"
 
 
-def test_predictions_make_it_faster(server: Server, lade: Any) -> None:
+def test_predictions_make_an_answer_faster(server: Server, lade: Any) -> None:
     prompt = "import "
     alone = lade("generate", "--raw", "-p", prompt, "-n", "60", "--json").json()
     known = [{"type": "text", "text": alone["text"]}]
@@ -235,7 +235,7 @@ def test_a_stop_string_ends_an_answer(server: Server) -> None:
         assert choice["finish_reason"] == "stop"
 
 
-def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
+def test_the_servers_options_are_the_defaults(guarded: Server) -> None:
     with guarded.client() as client:
         create, variables = client.chat.completions.create, {"chat_template_kwargs": {"thinks": 1}}
         usual = create(model="demo", messages=QUESTION)
@@ -289,7 +289,7 @@ def test_requests_that_are_refused(server: Server, change: Any, param: Any, word
     server.wait_for("refused", before + 1)
 
 
-def test_what_changes_nothing_is_ignored(server: Server) -> None:
+def test_fields_without_effect_are_ignored(server: Server) -> None:
     ignored = {"frequency_penalty": 0, "user": "me", "metadata": {}, "store": True, "n": 1}
     ignored |= {"top_k": -1, "tool_choice": "required"}
     assert "choices" in server.chat(max_tokens=2, tools=[], **ignored)
@@ -303,7 +303,7 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
         with pytest.raises(openai.BadRequestError) as long:
             client.completions.create(model="demo", prompt="a " * 20_000, stream=True)
         assert long.value.code == "context_length_exceeded"
-        # Programs that see the message alone look for these words.
+        # Programs that see only the message search for these words.
         assert "This model's maximum context length is 20000 tokens" in long.value.message
         began = time.monotonic()
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
@@ -314,7 +314,7 @@ def test_openais_client_knows_the_errors(server: Server) -> None:
         assert client.models.retrieve("demo").id == "demo"
 
 
-def test_what_a_client_says_stands_beside_the_servers_words(guarded: Server) -> None:
+def test_a_clients_messages_and_variables_are_merged_with_the_servers(guarded: Server) -> None:
     def prompt_tokens(*said: dict[str, str], effort: str | None = None, **variables: str) -> Any:
         body = {"messages": [*said, HI], "chat_template_kwargs": variables}
         body["reasoning_effort"] = effort
@@ -353,17 +353,17 @@ NOT_JSON = (
     *("application/x-www-form-urlencoded; json", "multipart/form-data; boundary=json"),
     *("text/plain;application/json", "text/plain, application/json", "application/jsonp"),
 )
-"""Content types that are no JSON, of which pages of other origins may send some unasked."""
+"""Content types other than JSON, some of which other origins may send without a preflight."""
 
 
-def test_pages_of_other_origins_ask_only_where_allowed(server: Server, guarded: Server) -> None:
+def test_other_origins_need_permission(server: Server, guarded: Server) -> None:
     asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
     status, _, headers = guarded.ask("/v1/chat/completions", None, "OPTIONS", **asked)
     assert (status, headers["access-control-allow-origin"]) == (200, ORIGIN)
     asked["Origin"] = "http://evil.example"
     assert guarded.ask("/v1/chat/completions", None, "OPTIONS", **asked)[0] == 400
     assert "access-control-allow-origin" not in server.ask("/v1/models", None, **asked)[2]
-    # Forms of web pages cannot send JSON, and a name of the web that leads here is none of ours.
+    # HTML forms cannot send JSON, and foreign host names that resolve to this machine are refused.
     for kind in NOT_JSON:
         assert server.refusal("/v1/completions", LONG, **{"Content-Type": kind})[0] == 415
     for kind in ("Application/JSON; charset=utf-8", "application/vnd.api+json ;x=text/plain"):
@@ -390,7 +390,7 @@ BODIES: list[tuple[bytes, int, str]] = [
     (b'{"prompt": ["a", "b"], "stream": true}', 400, "one prompt"),
     (b'{"prompt": [1], "suffix": "b"}', 400, "a text"),
 ]
-"""Bodies that mean harm or ask for what there is not, the status and a word of the answer."""
+"""Hostile or unsupported bodies, with the status and a word of the answer."""
 
 
 @pytest.mark.parametrize(("body", "code", "words"), BODIES, ids=lambda value: str(value)[:12])
@@ -424,15 +424,15 @@ def test_other_paths_and_methods(server: Server) -> None:
 # Beginning and end.
 
 
-def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path) -> None:
+def test_a_signal_ends_the_server_within_seconds_and_answers_are_kept(tmp_path: Path) -> None:
     steps, known = [], {"prompt": "import ", "max_tokens": 60}
     endless: dict[str, Any] = {"prompt": "def ", "stream": True, "temperature": 1.0}
     endless["extra_body"] = {"ignore_eos": True}
-    for number in (signal.SIGINT, signal.SIGHUP):  # other tests end theirs by SIGTERM
+    for number in (signal.SIGINT, signal.SIGHUP):  # other tests end their servers by SIGTERM
         with Server(tmp_path, "--host", "0.0.0.0") as server, server.client() as client:
             answer = server.ask("/v1/completions", known, Host="any.example")[1]
             steps.append(answer["lade"]["steps"])
-            # A draw of its own: what the first server wrote is known, and soon written once more.
+            # With another seed, since the first server's answer is remembered.
             with client.completions.create(model="demo", seed=number, **endless) as stream:
                 chunks = iter(stream)
                 next(chunks)
@@ -446,7 +446,7 @@ def test_a_signal_ends_it_within_seconds_and_what_is_known_stays(tmp_path: Path)
     assert steps[1] < steps[0]
 
 
-def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_slow_clients_are_disconnected(tmp_path: Path) -> None:
     (tmp_path / "template").write_text(
         "{% for message in messages %}{{ message.content }}{% endfor %}{% if count %}"
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
@@ -504,7 +504,7 @@ def test_the_extra_is_named(lade: Any, monkeypatch: pytest.MonkeyPatch, package:
     assert "pip install 'ladecli[serve]'" in lade("serve").refused()
 
 
-def test_places_where_it_cannot_listen(lade: Any) -> None:
+def test_addresses_that_cannot_be_used(lade: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"port {port}" in lade("serve", "--port", port).refused()

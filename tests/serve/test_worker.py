@@ -1,4 +1,4 @@
-"""Tools over a real socket: what reaches the template, and what becomes of calls in an answer."""
+"""Tools over a real socket: messages for the template, and tool calls in answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.support.scripts import CHATML, Scripted
+from tests.support.scripts import CHATML, ScriptedModel
 from tests.support.server import Server
 
 IM = ("<|im_start|>", "<|im_end|>")
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = Scripted(TEMPLATE, SAID, IM).write(tmp_path_factory.mktemp("caller"))
+    folder = ScriptedModel(TEMPLATE, SAID, IM).write(tmp_path_factory.mktemp("caller"))
     with Server(tmp_path_factory.mktemp("home"), "--name", "caller", model=folder) as one:
         one.folder = folder
         yield one
 
 
-def test_a_call_is_told_from_the_text(server: Server) -> None:
+def test_a_call_is_separated_from_the_text(server: Server) -> None:
     with server.client() as client:
         chats = client.chat.completions
         asked: dict[str, Any] = {"model": "caller", "messages": [HI], "tools": TOOLS}
@@ -81,9 +81,9 @@ def test_calls_and_results_reach_the_template(server: Server) -> None:
     assert server.chat(messages=[HI, {"role": "assistant", "content": None}, HI])["choices"]
 
 
-def test_one_call_if_several_are_not_wanted(tmp_path: Path) -> None:
+def test_one_call_without_parallel_tool_calls(tmp_path: Path) -> None:
     twice = (f"<tool_call>{CALL}</tool_call>", f" <tool_call>{CALL}</tool_call>", "<|im_end|>")
-    folder = Scripted(CHATML, twice, IM).write(tmp_path / "model")
+    folder = ScriptedModel(CHATML, twice, IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         for parallel, count in ((True, 2), (False, 1)):
             said = server.chat(tools=TOOLS, parallel_tool_calls=parallel)["choices"][0]
@@ -91,8 +91,8 @@ def test_one_call_if_several_are_not_wanted(tmp_path: Path) -> None:
             assert (said["finish_reason"], said["message"]["content"]) == ("tool_calls", None)
 
 
-def test_a_template_without_tools_gets_them_as_text(tmp_path: Path) -> None:
-    folder = Scripted(CHATML, SAID, IM).write(tmp_path / "model")
+def test_a_template_without_tools_gets_tools_as_text(tmp_path: Path) -> None:
+    folder = ScriptedModel(CHATML, SAID, IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         short = server.chat(max_tokens=9)
         said = server.chat(tools=TOOLS, max_tokens=9)
@@ -146,9 +146,9 @@ def test_responses(server: Server) -> None:
         assert word in error["message"]
 
 
-def test_an_answer_that_called_is_not_read_again(tmp_path: Path) -> None:
-    """Not even if the template writes calls in another form than the model."""
-    folder = Scripted(TEMPLATE, (CALL, "<|im_end|>", "lost"), IM).write(tmp_path / "model")
+def test_the_tokens_of_an_answer_with_calls_stay_cached(tmp_path: Path) -> None:
+    """Even if the template writes calls in another form than the model."""
+    folder = ScriptedModel(TEMPLATE, (CALL, "<|im_end|>", "lost"), IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         first = server.chat(messages=[HI], tools=TOOLS)
         message = first["choices"][0]["message"]
@@ -161,12 +161,12 @@ def test_an_answer_that_called_is_not_read_again(tmp_path: Path) -> None:
             assert usage["prompt_tokens_details"]["cached_tokens"] >= read - 1
 
 
-def test_texts_are_drafts_as_json_has_them(tmp_path: Path) -> None:
+def test_texts_are_drafted_with_json_escapes(tmp_path: Path) -> None:
     text = 'def f():\n    return "a long text"\n' * 8
     escaped = json.dumps({"name": "weather", "arguments": {"city": text}})
     pieces = [escaped[at : at + 9] for at in range(0, 180, 9)]
     unique = list(dict.fromkeys(pieces))[:12]
-    folder = Scripted(TEMPLATE, (*unique, "<|im_end|>"), IM).write(tmp_path / "model")
+    folder = ScriptedModel(TEMPLATE, (*unique, "<|im_end|>"), IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         plain = server.chat(messages=[HI], tools=TOOLS)["lade"]
         asked = {"role": "user", "content": text}
@@ -188,7 +188,7 @@ def test_answers_that_fit_a_schema(tmp_path: Path) -> None:
         assert (said["finish_reason"], {*value}) == ("stop", {"name", "age"})
         city: dict[str, Any] = {"type": "object", "required": ["city"]}
         zone = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}
-        # As pydantic writes models within models.
+        # The form of nested models in pydantic.
         city |= {"$defs": {"place": {"enum": ["Paris"]}}}
         city["properties"] = {"city": {"$ref": "#/$defs/place"}}
         closed = {"additionalProperties": False}

@@ -29,19 +29,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def memory_of(session: Session, said: list[str] | None = None, **options: Any) -> AnswerMemory:
-    """The memory of a program that has just begun."""
+    """Return the memory of a new program."""
     said = [] if said is None else said
     return AnswerMemory(session, ChatRequest(**{"model": "tiny"} | options), said.append)
 
 
 def recalled(session: Session, prompt: list[int], **options: Any) -> list[list[int]]:
-    """The answers that a program which has just begun knows for a prompt."""
+    """Return the answers that a new program recalls for a prompt."""
     session.start_over()
     memory_of(session, **options).recall(prompt)
-    found: list[list[int]] = [[]]
+    answers: list[list[int]] = [[]]
     for token in session.drafts.context.corpus.tokens:
-        found.append([]) if token < 0 else found[-1].append(token)
-    return found[:-1]
+        answers.append([]) if token < 0 else answers[-1].append(token)
+    return answers[:-1]
 
 
 def answer(first: int, length: int = 20) -> list[int]:
@@ -53,7 +53,9 @@ def steps_of(talk: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("options", ["-n 60", "-n 60 -t 0.8 --seed 3"])
-def test_a_second_visit_says_the_same_in_fewer_steps(talk: Any, home: Path, options: str) -> None:
+def test_a_second_run_gives_the_same_answers_in_fewer_steps(
+    talk: Any, home: Path, options: str
+) -> None:
     first, second = (talk(*QUESTIONS, options=options, home=home) for _ in range(2))
     without = talk(*QUESTIONS, options=f"{options} --no-memory", home=home / "other")
     assert first.said == second.said == without.said
@@ -65,18 +67,18 @@ def test_a_second_visit_says_the_same_in_fewer_steps(talk: Any, home: Path, opti
 
 
 def test_a_servers_answers_are_remembered(tmp_path: Path) -> None:
-    body, found = {"messages": QUESTION, "max_tokens": 60}, []
+    body, answers = {"messages": QUESTION, "max_tokens": 60}, []
     for options in ((), (), ("--no-memory",)):
         with Server(tmp_path, *options) as server:
-            found.append(server.ask("/v1/chat/completions", body)[1])
-    texts = [each["choices"][0]["message"]["content"] for each in found]
-    first, second, without = (each["lade"]["steps"] for each in found)
+            answers.append(server.ask("/v1/chat/completions", body)[1])
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+    first, second, without = (answer["lade"]["steps"] for answer in answers)
     assert texts == texts[:1] * 3
     assert second < first / 2
     assert without == first
 
 
-def test_the_file_is_private_and_tells_no_question(talk: Any, home: Path) -> None:
+def test_the_file_is_private_and_has_no_questions(talk: Any, home: Path) -> None:
     done = talk("Lookahead decoding is what? My password: swordfish.", options="-n 40", home=home)
     (path,) = home.glob(FILES)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -86,12 +88,12 @@ def test_the_file_is_private_and_tells_no_question(talk: Any, home: Path) -> Non
     assert kept.strip() == done.said[1].strip()
 
 
-def test_other_commands_remember_nothing(lade: Any, home: Path) -> None:
+def test_other_commands_write_no_answers(lade: Any, home: Path) -> None:
     lade("generate", "-p", QUESTIONS[0], "-n", "40")
     assert not [*home.glob(FILES)]
 
 
-def test_the_most_alike_answers_come_first(session: Session, home: Path) -> None:
+def test_the_most_similar_answers_come_first(session: Session, home: Path) -> None:
     memory = memory_of(session)
     for first in (0, 50, 100, 50):  # the same once more is kept once
         memory.keep(answer(first))
@@ -153,7 +155,7 @@ def test_two_programs_keep_their_answers_beside_each_other(session: Session, hom
     assert len(recalled(session, [1])) == 6
 
 
-def test_a_file_that_cannot_be_written_costs_a_line(session: Session, home: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(session: Session, home: Path) -> None:
     said: list[str] = []
     memory = memory_of(session, said)
     with file_sizes(1):

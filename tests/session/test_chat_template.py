@@ -1,6 +1,6 @@
-"""Chats through templates of the structure of published ones: the prompt is what they mean.
+"""Chats with templates that have the structure of published ones.
 
-The right prompt is always what `apply_chat_template` gives with the right arguments.
+The right prompt is the result of `apply_chat_template` with the right arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ladecli.models.find import resolve
 from ladecli.options.answer import TemplateChoice
 from ladecli.trace.format import read_trace
 from tests.support.hub import holding, stating
-from tests.support.scripts import CHATML, Scripted
+from tests.support.scripts import CHATML, ScriptedModel
 
 SYSTEM, FIRST, SECOND = "Be brief.", "Where is the Louvre?", "And the Prado?"
 
@@ -113,7 +113,7 @@ def parts(role: str, content: str) -> dict[str, Any]:
 
 
 def thinking(role: str, content: str, thinking: str | None = None) -> dict[str, Any]:
-    """A message whose reasoning is a typed part."""
+    """Return a message whose reasoning is a typed part."""
     if thinking is None:
         return plain(role, content)
     part, message = {"type": "thinking", "thinking": thinking}, parts(role, content)
@@ -126,7 +126,7 @@ class Case:
 
     Attributes:
         thinks: the reasoning of the answer.
-        system: how the system message is passed: "role", or "user" where it goes before the first
+        system: the form of the system message: "role", or "user" if it goes before the first
             message.
         options: of `lade`.
         arguments: of `apply_chat_template` that are the same.
@@ -134,7 +134,7 @@ class Case:
         keeps: the name under which earlier reasoning is passed.
     """
 
-    folder: Scripted
+    folder: ScriptedModel
     answer: str = "Paris."
     thinks: str | None = None
     system: str = "role"
@@ -144,7 +144,7 @@ class Case:
     keeps: str = ""
 
     def messages(self, first: str, *others: str) -> list[dict[str, Any]]:
-        """The conversation as the template should be given it."""
+        """Return the conversation in the form that the template expects."""
         messages = [self.message("system", SYSTEM), self.message("user", first)]
         if self.system == "user":
             messages = [self.message("user", f"{SYSTEM}\n\n{first}")]
@@ -158,7 +158,7 @@ class Case:
 IM, INST = ("<|im_start|>", "<|im_end|>"), ("[INST]", "[/INST]")
 PARIS = ("Paris", ".", "<|im_end|>", "x")
 THINK = ("<think>", "Hm", ", ", "</think>", "\n\n", "Paris", ".", "<|im_end|>", "lost")
-# A token of a script occurs once: what begins the answer is a single one here.
+# A token of a script occurs only once, so the answer begins with a single token.
 LAST = "<|start|>assistant<|channel|>final<|message|>"
 MARKS = ("<|start|>", "<|message|>", "<|channel|>", "<|return|>", LAST)
 ANALYSED = ("<|channel|>", "analysis", "<|message|>", "Hm", ", ", "<|end|>", LAST, "Paris", ".")
@@ -173,48 +173,54 @@ SCHEMA = {
     },
 }
 CASES = {
-    "chatml": Case(Scripted(CHATML, PARIS, IM)),
+    "chatml": Case(ScriptedModel(CHATML, PARIS, IM)),
     "llama3": Case(
-        Scripted(LLAMA3, (*PARIS[:2], "<|eot|>", "x"), ("<|head|>", "<|tail|>", "<|eot|>"), "\n\n"),
+        ScriptedModel(
+            LLAMA3, (*PARIS[:2], "<|eot|>", "x"), ("<|head|>", "<|tail|>", "<|eot|>"), "\n\n"
+        ),
         options=("--template-arg", "date_string=26 Jul 2024"),
         arguments={"date_string": "26 Jul 2024"},
     ),
     "mistral-v0.1": Case(
-        Scripted(MISTRAL, (*PARIS[:2], "<|end|>"), INST, "[/INST]"), system="user"
+        ScriptedModel(MISTRAL, (*PARIS[:2], "<|end|>"), INST, "[/INST]"), system="user"
     ),
     "gemma": Case(
-        Scripted(GEMMA, (*PARIS[:2], "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
+        ScriptedModel(GEMMA, (*PARIS[:2], "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
         system="user",
     ),
     "phi-3": Case(
-        Scripted(PHI3, (*PARIS[:2], "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")),
+        ScriptedModel(
+            PHI3, (*PARIS[:2], "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")
+        ),
         system="user",
     ),
-    "qwen3": Case(Scripted(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
+    "qwen3": Case(ScriptedModel(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
     "qwen3-without": Case(
-        Scripted(QWEN3, PARIS, (*IM, "<think>", "</think>"), "\n\n"),
+        ScriptedModel(QWEN3, PARIS, (*IM, "<think>", "</think>"), "\n\n"),
         options=("--reasoning-effort", "none"),
         arguments={"enable_thinking": False},
     ),
     "deepseek-r1": Case(
-        Scripted(R1, (*THINK[1:-2], "<|stop|>", "x"), ("<|User|>", "<|Assistant|>", "<|stop|>")),
+        ScriptedModel(
+            R1, (*THINK[1:-2], "<|stop|>", "x"), ("<|User|>", "<|Assistant|>", "<|stop|>")
+        ),
         thinks="Hm,",
     ),
     "named": Case(
-        Scripted({"rag": MISTRAL, "talk": CHATML}, PARIS, IM),
+        ScriptedModel({"rag": MISTRAL, "talk": CHATML}, PARIS, IM),
         options=("--chat-template", "talk"),
         arguments={"chat_template": CHATML},
     ),
-    "smolvlm": Case(Scripted(PARTS, (*PARIS[:2], "<stop>", "x"), ("<stop>",)), message=parts),
+    "smolvlm": Case(ScriptedModel(PARTS, (*PARIS[:2], "<stop>", "x"), ("<stop>",)), message=parts),
     "gpt-oss": Case(
-        Scripted(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
+        ScriptedModel(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
         thinks="Hm,",
         keeps="thinking",
         options=("--reasoning-effort", "low"),
         arguments={"reasoning_effort": "low"},
     ),
     "magistral": Case(
-        Scripted(
+        ScriptedModel(
             MAGISTRAL,
             ("[THINK]", "Hm", ", ", "[/THINK]", *PARIS[:2], "<|end|>"),
             (*INST, "[SYSTEM]", "[/SYSTEM]"),
@@ -225,7 +231,7 @@ CASES = {
         keeps="thinking",
     ),
     "schema": Case(
-        Scripted(MUSING, MUSES, IM, tokenizer={"response_template": SCHEMA}),
+        ScriptedModel(MUSING, MUSES, IM, tokenizer={"response_template": SCHEMA}),
         thinks="Hm,",
         keeps="thinking",
     ),
@@ -233,13 +239,13 @@ CASES = {
 
 
 def expected(case: Case, tokenizer: Any, *said: str) -> tuple[int, str]:
-    """The right prompt: how many tokens, and its text."""
+    """Return the number of tokens and the text of the right prompt."""
     ids = right_ids(tokenizer, case.messages(*said), **case.arguments)
     return len(ids), tokenizer.decode(ids)
 
 
 def right_ids(tokenizer: Any, messages: Any, **arguments: Any) -> Any:
-    """The ids that transformers makes of a conversation."""
+    """Return transformers' ids of a conversation."""
     arguments |= {"add_generation_prompt": True, "return_dict": True}
     return tokenizer.apply_chat_template(messages, **arguments)["input_ids"]
 
@@ -273,7 +279,7 @@ def say(lade: Any, folder: str, *options: str) -> Any:
 
 
 def written(name: str) -> Any:
-    """A fixture with the folder of a case."""
+    """Return the folder of a case."""
 
     @pytest.fixture(scope="module")
     def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -286,7 +292,7 @@ thinker, named, muser = written("qwen3"), written("named"), written("schema")
 
 
 def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path) -> None:
-    folder = Scripted(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
+    folder = ScriptedModel(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
     assert "drops the user's messages" in say(lade, folder).refused()
 
 
@@ -308,7 +314,7 @@ def test_named_templates(lade: Any, named: str, tmp_path: Path) -> None:
     assert ladecli.load(named).generate([plain("user", FIRST)], chat_template="talk") == "Paris."
 
 
-def test_arguments_that_a_template_does_not_take(lade: Any, thinker: str) -> None:
+def test_reserved_and_unused_template_arguments(lade: Any, thinker: str) -> None:
     assert "KEY=VALUE" in say(lade, thinker, "--template-arg", "thinking").refused()
     refused = say(lade, thinker, "--template-arg", "add_generation_prompt=false").refused()
     assert "add_generation_prompt" in refused
@@ -331,7 +337,7 @@ def test_arguments_that_a_template_does_not_take(lade: Any, thinker: str) -> Non
         (CHATML, "low", {}, "no variable 'reasoning_effort' nor 'enable_thinking'"),
     ],
 )
-def test_how_much_a_model_thinks(
+def test_reasoning_effort(
     source: str, effort: str, arguments: dict[str, Any], words: str, lade: Any, tmp_path: Path
 ) -> None:
     file, trace = tmp_path / "template", tmp_path / "trace"
@@ -347,7 +353,7 @@ def test_how_much_a_model_thinks(
     assert (words in done.err) if words else (done.err == "")
 
 
-def test_what_a_template_reads(lade: Any, thinker: str) -> None:
+def test_variables_of_a_template(lade: Any, thinker: str) -> None:
     (row,) = (
         r for r in lade("doctor", thinker, "--json").json()["checks"] if "variables" in r["name"]
     )
@@ -420,8 +426,8 @@ def test_the_template_in_an_older_processors_file(lade: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, rows_file: Any) -> None:
-    """Later turns carry the reasoning, with every method, and notices are told."""
+def test_benchmarks_prompt_as_a_chat_does(lade: Any, muser: str, rows_file: Any) -> None:
+    """Later turns contain the reasoning, for every method, and notices are printed."""
     case, path = CASES["schema"], rows_file({"system": SYSTEM, "turns": [FIRST, SECOND]})
     tokenizer, turns = AutoTokenizer.from_pretrained(muser), ([FIRST], [FIRST, case.answer, SECOND])
     counts = [expected(case, tokenizer, *messages)[0] for messages in turns]
@@ -436,22 +442,24 @@ def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, rows_file
         assert done.err.count("no variable 'nothing'") == 1
 
 
-def test_contents_in_the_other_form(tmp_path: Path) -> None:
-    """Servers are sent typed parts whatever the template takes, and messages without content."""
+def test_contents_as_text_or_as_parts(tmp_path: Path) -> None:
+    """Clients of servers send typed parts for any template, and messages without content."""
     typed, call = parts("user", FIRST), {"role": "assistant", "tool_calls": []}
     for name, template in (("text", GEMMA), ("parts", PARTS)):
-        case = Scripted(template, ("Paris", ".", "<stop>", "x"), ("<turn>", "<stop>"))
+        case = ScriptedModel(template, ("Paris", ".", "<stop>", "x"), ("<turn>", "<stop>"))
         model = ladecli.load(case.write(tmp_path / name))
         system = [parts("system", SYSTEM)]
         ids = model.session.encode_chat([*system, typed])
         assert ids == model.session.encode_chat([plain("system", SYSTEM), plain("user", FIRST)])
         assert FIRST in model.session.loaded.tokenizer.decode(ids)
     template = CHATML.replace("m.content", "m.content | default('called')")
-    model = ladecli.load(Scripted(template, ("Paris", "<|im_end|>"), IM).write(tmp_path / "call"))
+    model = ladecli.load(
+        ScriptedModel(template, ("Paris", "<|im_end|>"), IM).write(tmp_path / "call")
+    )
     assert model.generate([plain("user", FIRST), call, plain("user", FIRST)]) == "Paris"
 
 
-# What reaches the prompt.
+# Messages that reach the prompt.
 
 
 CALLS = """\
@@ -470,21 +478,23 @@ TOOLS = [{"type": "function", "function": WEATHER}]
 
 
 def called(arguments: Any, **more: Any) -> dict[str, Any]:
-    """A message that calls a tool."""
+    """Return a message that calls a tool."""
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     return {"role": "assistant", "tool_calls": [call], **more}
 
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A session whose model has no template of its own that would matter."""
-    folder = Scripted(CHATML, ("Paris", "<|im_end|>"), IM).write(tmp_path_factory.mktemp("model"))
+    """Return a session whose model's own template is not used."""
+    folder = ScriptedModel(CHATML, ("Paris", "<|im_end|>"), IM).write(
+        tmp_path_factory.mktemp("model")
+    )
     return ladecli.load(folder).session
 
 
 @pytest.fixture
 def prompt_by(talker: Any, tmp_path: Path) -> Any:
-    """The prompt that a template makes of messages, and the one that transformers makes."""
+    """Return the prompt of messages with a template, and transformers' prompt."""
 
     def call(template: str, said: Any, right: Any, **arguments: Any) -> tuple[str, str]:
         path, tokenizer = tmp_path / f"{abs(hash(template))}.jinja", talker.loaded.tokenizer
@@ -516,11 +526,11 @@ def test_a_template_may_change_the_message(name: str, prompt_by: Any) -> None:
     right = [parts(**message) for message in said] if name == "parts" else said
     prompt, expected = prompt_by(CHANGED[name], said, right)
     assert prompt == expected
-    if name != "parts":  # which the template would write as a list
+    if name != "parts":  # the template would write it as a list
         assert prompt_by(CHANGED[name], [parts(**message) for message in said], said)[0] == expected
 
 
-def test_developers_are_heard(prompt_by: Any) -> None:
+def test_developer_messages_reach_the_prompt(prompt_by: Any) -> None:
     said = [plain("developer", SYSTEM), plain("user", FIRST)]
     first = [plain("user", f"{SYSTEM}\n\n{FIRST}")]
     as_system = [plain("system", SYSTEM), said[1]]
@@ -553,7 +563,7 @@ def test_calls_and_results_of_tools(prompt_by: Any, talker: Any) -> None:
 @pytest.mark.parametrize("place", ["files", "list", "dict"])
 def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_path: Path) -> None:
     templates = {"default": CHATML, "tool_use": CALLS, "brief": "{{ messages[0].content }}\n"}
-    folder = Path(Scripted(templates, PARIS[:3], IM).write(tmp_path))
+    folder = Path(ScriptedModel(templates, PARIS[:3], IM).write(tmp_path))
     if place != "files":
         shutil.rmtree(folder / "additional_chat_templates")
         (folder / "chat_template.jinja").unlink()
@@ -576,7 +586,7 @@ def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_p
 
 
 def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
-    folder = Scripted(CALLS, PARIS[:3], IM).write(tmp_path / "model")
+    folder = ScriptedModel(CALLS, PARIS[:3], IM).write(tmp_path / "model")
     hi, result = plain("user", FIRST), {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
     both = {"tools": TOOLS, "documents": [{"title": "a", "text": "b"}]}
     rows: list[tuple[dict[str, Any], list[Any], dict[str, Any]]] = [
@@ -596,11 +606,11 @@ def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
         count = len(right_ids(tokenizer, messages, **more))
         assert answer["usage"]["prompt_tokens"] == count, row
     assert "tools need a chat template" in lade(*asked, "--raw").refused()
-    other = Scripted(CHATML, PARIS[:3], IM).write(tmp_path / "other")
+    other = ScriptedModel(CHATML, PARIS[:3], IM).write(tmp_path / "other")
     assert "no variable 'tools'" in lade("generate", other, *asked[2:]).err
 
 
-# Where an answer ends.
+# The end of an answer.
 
 
 RUNAWAY = ("Paris", ".", "<|im_end|>", "system", "<|im_start|>", " user", "Q")
@@ -608,8 +618,8 @@ RUNAWAY = ("Paris", ".", "<|im_end|>", "system", "<|im_start|>", " user", "Q")
 
 @pytest.fixture(scope="module")
 def runaway(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A chat model whose configs name the base model's end token alone."""
-    return Scripted(CHATML, RUNAWAY, IM).write(tmp_path_factory.mktemp("model"))
+    """Return a chat model whose configs have only the base model's end token."""
+    return ScriptedModel(CHATML, RUNAWAY, IM).write(tmp_path_factory.mktemp("model"))
 
 
 def answered(lade: Any, folder: str, *arguments: str) -> Any:
@@ -629,7 +639,7 @@ def test_the_token_that_the_template_puts_after_an_answer_ends_it(lade: Any, run
 
 @pytest.mark.parametrize("option", ["--ignore-eos", "--raw"])
 def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> None:
-    """A raw text is no conversation; it has the cue of one here."""
+    """A raw text is not a conversation, even if it contains the template's tokens."""
     prompt = "assistant\n" if option == "--raw" else "Where?"
     done = lade("generate", runaway, "-p", prompt, "-n", "7", "--json", option)
     assert done.json()["text"] == "Paris.system userQ"
@@ -645,9 +655,11 @@ def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> No
         (" and so on<|im_end|>", False),
     ],
 )
-def test_one_added_token_after_the_words(lade: Any, tmp_path: Path, after: str, ends: bool) -> None:
+def test_the_end_token_must_be_a_single_added_token(
+    lade: Any, tmp_path: Path, after: str, ends: bool
+) -> None:
     template = CHATML.replace("<|im_end|>\n", after)
-    folder = Scripted(template, RUNAWAY, IM).write(tmp_path)
+    folder = ScriptedModel(template, RUNAWAY, IM).write(tmp_path)
     assert (answered(lade, folder)["finish_reason"] == "eos") == ends
 
 

@@ -1,4 +1,4 @@
-"""A conversation as a value, and as a file."""
+"""Conversations as values, and as files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ladecli.session.conversation import Conversation, from_json
 TALK = Conversation("Be brief.").asked("one").answered("1").asked("two").answered("2", True)
 
 
-def test_files_give_back_what_they_got() -> None:
+def test_a_saved_conversation_is_read_unchanged() -> None:
     odd = replace(TALK, forgotten=2).asked("é 你 👩‍💻\n\t\x1b[31m").answered("3", reasoning="Hm")
     for talk in (Conversation(), TALK, odd):
         assert from_json(talk.as_json("demo")).conversation == talk

@@ -1,4 +1,4 @@
-"""A text between two others: the prompt that a model learned for it, in the tokens that it has."""
+"""Fill-in-the-middle: the prompt with the special tokens of the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.support.scripts import Scripted
+from tests.support.scripts import ScriptedModel
 
 FORMS = {
     "qwen": ("<|fim_prefix|>", "def f():", "<|fim_suffix|>", "x", "<|fim_middle|>"),
@@ -24,7 +24,9 @@ def test_the_prompt_is_that_of_the_model(form: str, lade: Any, tmp_path: Path) -
     marks = [part for part in parts if part not in ("def f():", "x")]
     cue = parts[-1]
     new = [mark for mark in marks if mark != cue]
-    folder = Scripted("", ("return", " 1", *new[:1], "lost"), new, cue).write(tmp_path / "model")
+    folder = ScriptedModel("", ("return", " 1", *new[:1], "lost"), new, cue).write(
+        tmp_path / "model"
+    )
     (tmp_path / "after").write_text("x")
     asked = ("generate", folder, "-p", "def f():", "--suffix-file", str(tmp_path / "after"))
     answer = lade(*asked, "--json").json()
@@ -34,7 +36,7 @@ def test_the_prompt_is_that_of_the_model(form: str, lade: Any, tmp_path: Path) -
     assert (answer["text"], answer["finish_reason"]) == ("return 1", "stop")
 
 
-def test_a_model_that_does_not_fill_in(lade: Any, tmp_path: Path) -> None:
+def test_a_model_without_fill_in_the_middle(lade: Any, tmp_path: Path) -> None:
     (tmp_path / "after").write_text("x")
     asked = ("generate", "demo", "-p", "def f():", "--suffix-file", str(tmp_path / "after"))
     assert "fill in the middle" in lade(*asked).refused()

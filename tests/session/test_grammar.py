@@ -1,4 +1,4 @@
-"""Answers by a schema or a grammar: exactly those of plain decoding with a mask at every token."""
+"""Answers with a schema or grammar equal those of plain decoding with a mask at every token."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def demo() -> Model:
 
 
 def by_masks(tokenizer: Any, grammar: Grammar, prompt: int) -> Callable[..., torch.Tensor]:
-    """A logits processor as transformers has them: at every token it reads the whole text again."""
+    """A logits processor in transformers' form, which reads the whole text again at every token."""
     known = from_tokenizer(tokenizer)
 
     def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ def by_masks(tokenizer: Any, grammar: Grammar, prompt: int) -> Callable[..., tor
 
 
 def answer(model: Model, ids: Sequence[int], **settings: Any) -> tuple[list[int], Ended]:
-    """The tokens of an answer, and its end."""
+    """Return the tokens of an answer, and its end."""
     events = [*model.session.stream(ids, Settings(max_new_tokens=120, **settings))]
     assert isinstance(events[-1], Ended)
     return text_ids(events), events[-1]
@@ -106,7 +106,7 @@ def test_every_strategy_gives_the_answer_of_plain_masked_decoding(
             assert [*ours, *plain[len(ours) : len(ours) + 1]] == plain, (strategy, config)
 
 
-def test_what_the_schema_says_is_drafted_and_always_right(demo: Model) -> None:
+def test_tokens_forced_by_the_schema_are_drafted_and_accepted(demo: Model) -> None:
     session, grammar = demo.session, Grammar.from_schema(ORDER)
     session.start_over()
     settings = Settings(max_new_tokens=120, grammar=grammar)
@@ -119,7 +119,7 @@ def test_what_the_schema_says_is_drafted_and_always_right(demo: Model) -> None:
     forced = sum(detail.sources.count("forced") for detail in tried)
     accepted = [detail.sources[node] for detail in tried for node in detail.accepted]
     assert accepted.count("forced") > len(text_ids(steps)) / 4
-    # One after a wrong guess is tried for nothing; the text's own are all there.
+    # A token after a wrong guess is verified in vain; all tokens of the text are verified.
     at_root = [detail for detail in tried if detail.sources[:1] == ("forced",)]
     assert at_root
     assert all(detail.accepted[:1] == (0,) for detail in at_root)
@@ -138,12 +138,12 @@ def test_models_that_verify_chains_or_nothing(family: str, tmp_path: Path) -> No
     assert len(texts) == 2
 
 
-def test_where_a_grammar_ends_the_text(demo: Model) -> None:
+def test_a_grammar_ends_the_text(demo: Model) -> None:
     ids = demo.session.encode("1, 2, ")
     ours, end = answer(demo, ids, grammar=Grammar.from_lark('start: "yes" | "no"'))
     assert demo.session.loaded.tokenizer.decode(ours) in ("yes", "no")
     assert end.reason == "stop"
-    # Where the grammar could go on, the model says whether it does, also if its word is ignored.
+    # If the grammar can go on, the model decides, even if its end token is ignored.
     for ignore_eos in (False, True):
         number = Grammar.from_lark(r"start: /a?/")
         ours, end = answer(demo, ids, grammar=number, ignore_eos=ignore_eos)
@@ -195,8 +195,8 @@ def test_the_command(tmp_path: Path, lade: Callable[..., Result]) -> None:
     def generate(*options: str) -> Result:
         return lade("generate", "demo", "-p", "x", "-n", "20", *options)
 
-    for given in (str(schema), schema.read_text()):
-        assert isinstance(json.loads(generate("--json-schema", given).out)["a"], int)
+    for value in (str(schema), schema.read_text()):
+        assert isinstance(json.loads(generate("--json-schema", value).out)["a"], int)
     assert generate("--grammar", str(grammar)).out in ("yes\n", "no\n")
     for wrong, noun in {
         '{"type": "thing"}': "thing",
@@ -211,7 +211,9 @@ def test_the_command(tmp_path: Path, lade: Callable[..., Result]) -> None:
     assert "same file" in generate("--json-schema", str(schema), "--trace", str(schema)).refused()
 
 
-def test_without_the_package(lade: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_llguidance_is_named(
+    lade: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     said = lade("generate", "no-such-model", "-p", "x", "--json-schema", "{}").refused()
     assert "pip install 'ladecli[schema]'" in said

@@ -1,4 +1,4 @@
-"""What can be refused without torch is refused before that is imported, which takes seconds."""
+"""Errors that need no torch are reported before its import, which takes seconds."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_refusals_and_what_needs_no_model_import_no_torch(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_broken_template_is_no_matter_where_it_is_not_used(lade: Any, tmp_path: Path) -> None:
+def test_a_broken_template_is_ignored_if_unused(lade: Any, tmp_path: Path) -> None:
     folder = copied(DEMO, tmp_path / "model", holding("chat_template.jinja", "{% if %}"))
     assert lade("generate", folder, "--raw", "-p", "def ", "-n", "4").code == 0
     assert ladecli.load(folder).generate("def ", max_new_tokens=4)
 
 
 @pytest.mark.slow
-def test_a_template_may_mark_what_is_trained(lade: Any, tmp_path: Path) -> None:
+def test_a_template_may_have_generation_tags(lade: Any, tmp_path: Path) -> None:
     template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
     template += "{% if not loop.first %}{% break %}{% endif %}{% endfor %}"
     folder = copied(DEMO, tmp_path / "model", holding("chat_template.jinja", template))

@@ -1,4 +1,4 @@
-"""Running out of memory as a user sees it: one line, the text so far, and the next question."""
+"""Running out of memory for users: one line, the text so far, and the next question."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ pytestmark = pytest.mark.slow
 OUT = r"out of memory after \d+ tokens of context; a smaller --max-context, --quantize 4bit or a"
 SQUEEZED = r"out of memory: steps have at most [1-5] tokens? now; a smaller --budget avoids this"
 OPTIONS = ("generate", "-p", "def ", "-n", "40", "--ignore-eos", "--budget", "16", "-W", "2")
-# The window is in every step, whatever that costs.
+# The window is in every step, at any cost.
 OPTIONS += ("--sources", "trajectory")
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?")
 
 
 def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepInputs], bool]) -> None:
-    """Let forwards run out of memory in sessions that are made from now on."""
+    """Let forwards run out of memory in sessions that are created from now on."""
     change_decoders(monkeypatch, lambda decoder: run_out(decoder, fails))
 
 
 def after(forwards: int) -> Callable[[StepInputs], bool]:
-    """From then on nothing runs any more."""
+    """Return a condition under which every forward fails from some point on."""
     left = [False] * forwards
     return lambda _: not left or left.pop()
 

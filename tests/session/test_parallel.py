@@ -1,4 +1,4 @@
-"""Ranks as processes: one text, one line when something is wrong, and nothing left running."""
+"""Ranks as processes: one text, one line per error, and no process left running."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ranks:
 
     Args:
         arguments: of the command line.
-        options: of `processes.Forked`.
+        options: of `processes.ForkedProgram`.
     """
 
     def __init__(self, *arguments: str, **options: Any) -> None:
@@ -54,12 +54,12 @@ class Ranks:
         self.out = open(read)  # noqa: SIM115  (`ended`)
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (`ended`)
         streams = (None, write, self.errors.fileno())
-        self.program = processes.Forked(arguments, streams, os.environ, **options)
+        self.program = processes.ForkedProgram(arguments, streams, os.environ, **options)
         os.close(write)
         self.family: list[psutil.Process] = []
 
     def line(self) -> str:
-        """What it writes first; its processes are known then."""
+        """Return the first line of output, after which the processes are known."""
         line = self.out.readline()
         self.family = psutil.Process(self.program.pid).children(recursive=True)
         return line
@@ -68,7 +68,7 @@ class Ranks:
         max(self.family, key=lambda process: process.pid).kill()
 
     def ended(self) -> tuple[int, str, list[str]]:
-        """Its exit code, what else it wrote, and its own lines on stderr."""
+        """Return the exit code, the rest of the output, and the program's lines on stderr."""
         with self.out, self.errors:
             code, out = self.program.wait(processes.SECONDS), self.out.read()
             self.errors.seek(0)
@@ -79,7 +79,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("launcher", [None, torchrun], ids=["ours", "torchrun"])
-def test_ranks_yield_the_text_of_one_until_one_is_killed(
+def test_ranks_yield_the_text_of_one_process_until_one_is_killed(
     launcher: Any, lade: Any, rows_file: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     prompts = rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
@@ -107,20 +107,22 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
-def test_leaders_leave_nothing(number: int, code: int, tmp_path: Path, monkeypatch: Any) -> None:
+def test_leaders_leave_no_processes_and_folders(
+    number: int, code: int, tmp_path: Path, monkeypatch: Any
+) -> None:
     asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ranks = Ranks(*asked, ranks=True)
     assert ranks.line()
-    # As a terminal does with Ctrl-C, or when it is closed: to all of the group.
+    # To the whole group, like a terminal at Ctrl-C or when it is closed.
     send = os.kill if number == signal.SIGKILL else os.killpg
     send(ranks.program.pid, number)
     assert ranks.ended()[0] == code
-    assert not [*tmp_path.iterdir()]  # nor a folder in which they met
+    assert not [*tmp_path.iterdir()]  # nor a rendezvous folder
 
 
 def break_off() -> None:
-    """Answers of two ranks that are interrupted at any moment of their last step, or left open."""
+    """Interrupt answers of two ranks at any moment of their last step, or leave them open."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -155,19 +157,19 @@ def break_off() -> None:
             assert text_ids(session.stream(prompt, shared)) == expected
 
 
-def test_an_answer_that_breaks_off_costs_no_later_one() -> None:
+def test_an_interrupted_answer_does_not_affect_later_ones() -> None:
     assert processes.with_ranks(break_off) == 0
 
 
 def launched(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """The environment of a process that torchrun started."""
+    """Return the environment of a process that torchrun started."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = map(str, (rank, size, local_rank, local_size))
     return {"TORCHELASTIC_RUN_ID": "none", **dict(zip(names, values, strict=True))}
 
 
 def launch(patch: pytest.MonkeyPatch, *numbers: int) -> None:
-    """Let this process be one that torchrun started."""
+    """Pretend that torchrun started this process."""
     for name, value in launched(*numbers).items():
         patch.setenv(name, value)
 
@@ -183,12 +185,12 @@ def test_ranks_of_torchrun_that_differ() -> None:
         for rank in range(2)
     ]
     first, second = (program.ended() for program in programs)
-    del store  # where they met
+    del store  # the rendezvous
     assert (first.returncode, second.returncode, first.stdout) == (1, 1, "")
     assert "rank 1 has seed 1 and rank 0 has 0" in first.stderr
 
 
-def test_what_ranks_cannot_do_is_refused(lade: Any, monkeypatch: Any) -> None:
+def test_options_that_ranks_cannot_use_are_refused(lade: Any, monkeypatch: Any) -> None:
     def refusal(*arguments: str) -> Any:
         return lade("generate", "-p", "a", *arguments).refused()
 
@@ -209,7 +211,7 @@ def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> N
     assert re.search("does not pass keywords.* leave --parallel out\n$", refusal)
 
 
-def test_the_place_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():  # another launcher's
         monkeypatch.setenv(name, value)
     assert find_rank(RankedOptions()) == RankInfo()

@@ -1,4 +1,4 @@
-"""Reasoning told from the answer, however its text is cut into tokens."""
+"""Reasoning separated from the answer, for any split of the text into tokens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_channels(before: str, text: str, expected: tuple[str, str]) -> None:
 
 
 def tokens(text: str, special: Any) -> list[Text]:
-    """One piece for every special token and every other character."""
+    """Return one piece for every special token and every other character."""
     pieces = []
     while text:
         mark = next((token for token in special if text.startswith(token)), "")

@@ -1,4 +1,4 @@
-"""A session: what its steps and its weights are like, and what its followers are told."""
+"""Sessions: notices, weights, and messages to followers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ladecli.models.load import LoadedModel, load
 from ladecli.session.parallel import Followers, Order
 from ladecli.session.session import Session, Settings
 from tests.support.decoding import text_ids
-from tests.support.device import Again
+from tests.support.device import FakeCapture
 from tests.support.hub import plan
 
 pytestmark = pytest.mark.slow
@@ -27,12 +27,12 @@ def demo() -> LoadedModel:
     return load(plan("demo"))
 
 
-def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_captured_steps_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(strategy: str) -> list[int]:
         settings = Settings(strategy, max_new_tokens=12, ignore_eos=True)
         return text_ids(session.stream([5, 6, 7], settings))
 
-    capture = Again()
+    capture = FakeCapture()
     load = partial(load_decoder, capture=capture)
     monkeypatch.setattr("ladecli.session.session.load_decoder", load)
     session = Session(demo())
@@ -52,14 +52,14 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.Mo
 
 
 def test_transformers_gets_the_model_as_it_was_loaded() -> None:
-    """Our forward keeps weights in an order of its own, in which that of transformers is slower."""
+    """Our forward changes the layout of weights, with which transformers' forward is slower."""
     session = Session(demo())
     assert session.stock_model is session.stock_model
     assert all(weight.is_contiguous() for weight in session.stock_model.parameters())
 
 
-class Sent:
-    """A transport that keeps what is sent."""
+class RecordingTransport:
+    """A transport that records messages."""
 
     other = "rank 1"
 
@@ -76,8 +76,8 @@ class Sent:
         return self.lost
 
 
-def test_drafts_are_sent_where_followers_have_not_learned_the_same() -> None:
-    sent: Any = Sent()
+def test_drafts_are_sent_if_followers_have_not_learned_the_same() -> None:
+    sent: Any = RecordingTransport()
     executor: Any = SimpleNamespace(begun=0)
     drafts = DraftStore()
     followers = Followers(sent, executor, split=False)
@@ -95,7 +95,7 @@ def test_drafts_are_sent_where_followers_have_not_learned_the_same() -> None:
     with pytest.raises(KeyboardInterrupt):  # a follower may have learned a step more
         answer(KeyboardInterrupt())
     assert (sent.lost, answer()) == (None, drafts)
-    with pytest.raises(GeneratorExit):  # all ended within the same step
+    with pytest.raises(GeneratorExit):  # all ranks ended within the same step
         answer(GeneratorExit())
     assert answer() is None
     with pytest.raises(RankError, match="interrupted before it began"):

@@ -1,4 +1,4 @@
-"""How steps run: CUDA graphs where they can be, attention by its name, and what is refused."""
+"""The setup of steps: CUDA graphs, attention backends, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MPS = Device("mps", "mps", "Apple M4")
 NEEDS = "they need a CUDA GPU, and the model runs on"
 
 
-def test_what_cannot_be_on_a_device_is_refused() -> None:
+def test_options_that_a_device_cannot_have_are_refused() -> None:
     asked = StepOptions(cuda_graphs=True)
     decode_setup.check_device(asked, GPU, shape(), split=False)
     with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave cuda-graphs"):
@@ -45,12 +45,14 @@ def test_what_cannot_be_on_a_device_is_refused() -> None:
         ({"attention": "sdpa", "batch_invariant": True}, "batch-invariant steps have an attention"),
     ],
 )
-def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:
+def test_options_that_are_refused_before_device_detection(
+    options: dict[str, Any], line: str
+) -> None:
     with pytest.raises(UsageError, match=f"^{line}"):
         RankedOptions(**{"cuda_graphs": True, **options}).check()
 
 
-def test_attention_comes_to_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_an_attention_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     def name(device: Device, compute: str, latent: int | None = None, **options: Any) -> str:
         model = replace(shape(), compute=compute, latent=latent)
         chosen = decode_setup.choose_attention(StepOptions(**options), device, model)
@@ -68,19 +70,19 @@ def test_attention_comes_to_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name(GPU, "float32", attention="flash") == "flash"
 
 
-# What ranks decide together, and what memory has room for.
+# Joint decisions of ranks, and the room in memory.
 
 PLENTY = 64e9
 
 
 def other_rank(context: int = 2048, twice: bool = True) -> Any:
-    """Another rank, and what it has room for."""
+    """Another rank with some room."""
     return SimpleNamespace(gather=lambda mine: [mine, (context, twice)])
 
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is decided for the demo model where so many bytes are free."""
+    """Return the setup of the demo model with a number of free bytes."""
 
     def decide(free: float, ranks: Any = None, sharing: int = 1) -> decode_setup.Setup:
         use_devices(monkeypatch, CPU, free=free)
@@ -91,16 +93,16 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Any:
     return decide
 
 
-def test_weights_are_stored_twice_where_that_fits(decided: Any) -> None:
+def test_weights_are_stored_twice_if_that_fits(decided: Any) -> None:
     need = decided(PLENTY).need
     edge = (2 * need.weights + need.cache + need.step) / (1 - memory.SPARE)
     assert [decided(edge + more).store_twice for more in (-1e5, 1e5)] == [False, True]
-    # Those who share a machine share its memory; no GPU is shared.
+    # Ranks on one machine share its memory, but not its GPUs.
     shared = [decided(2 * edge + more, other_rank(), 2).store_twice for more in (-4e5, 4e5)]
     assert shared == [False, True]
 
 
-def test_ranks_have_the_room_of_the_one_that_has_least(decided: Any) -> None:
+def test_all_ranks_use_the_smallest_context_of_any(decided: Any) -> None:
     alike = decided(PLENTY, other_rank())
     assert (alike.context, alike.store_twice, alike.notices) == (2048, True, ())
     less = decided(PLENTY, other_rank(1024, twice=False))

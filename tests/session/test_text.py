@@ -1,4 +1,4 @@
-"""Streaming text: byte-correct in any language, and nothing of a stop string."""
+"""Streaming text: byte-correct in any language, and without stop strings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_pieces_add_up_to_the_text(kind: str, before: str, text: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(tokens=st.lists(st.integers(0, 255), max_size=30))
 def test_any_bytes_are_streamed_without_losing_valid_text(kind: str, tokens: list[int]) -> None:
-    """Models do emit broken UTF-8; what surrounds it must survive."""
+    """Models can emit broken UTF-8; the text around it must survive."""
     tokenizer = TOKENIZERS[kind]()
     tail = ids_of(tokenizer, "the cat")
     detokenizer = Detokenizer(tokenizer)
@@ -57,10 +57,10 @@ def test_parts_of_a_character_have_its_bytes(kind: str) -> None:
     assert b"".join(bytes_of(tokenizer, token) or b"?" for token in tokens) == text.encode()
 
 
-def test_tokens_that_all_end_inside_a_character() -> None:
-    """Each of these holds the end of one character and the start of the next."""
+def test_tokens_that_straddle_characters() -> None:
+    """Each token has the end of one character and the start of the next."""
 
-    class Straddling:
+    class StraddlingTokenizer:
         data = ("漢字" * 20 + " ok").encode()
         cuts = (0, *range(1, 120, 3), len(data))
 
@@ -68,8 +68,8 @@ def test_tokens_that_all_end_inside_a_character() -> None:
             parts = [self.data[self.cuts[i] : self.cuts[i + 1]] for i in token_ids]
             return b"".join(parts).decode("utf-8", "replace")
 
-    detokenizer = Detokenizer(Straddling())
-    pieces = [detokenizer.feed(token) for token in range(len(Straddling.cuts) - 1)]
+    detokenizer = Detokenizer(StraddlingTokenizer())
+    pieces = [detokenizer.feed(token) for token in range(len(StraddlingTokenizer.cuts) - 1)]
     assert "".join(pieces) + detokenizer.flush() == "漢字" * 20 + " ok"
 
 
@@ -103,7 +103,7 @@ IDS = st.lists(st.integers(0, 277), max_size=9)
 @given(SOME_PARTS, SOME_PARTS, IDS, st.lists(st.sampled_from(STOPS), min_size=1))
 @example(before="a", text="a", odd=[0xE4 + 2, 0x44 + 2], stops=["D"])  # half a character before it
 def test_texts_stop_as_in_generate(kind: str, before: str, text: str, odd: Any, stops: Any) -> None:
-    """Special tokens count, bytes that are no character, and the end of the prompt."""
+    """Including special tokens, bytes that are not a character, and the end of the prompt."""
     tokenizer = TOKENIZERS[kind]()
     prompt, tokens = ids_of(tokenizer, before), [*odd, *ids_of(tokenizer, text)]
     stream = TextStream(tokenizer, prompt, stops)

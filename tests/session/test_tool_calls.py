@@ -1,4 +1,4 @@
-"""Calls of tools in the forms of many models, however their text is cut."""
+"""Tool calls in the forms of many models, for any split of the text."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CALL = ("weather", PARIS)
 
 
 def read(text: str, size: int) -> tuple[str, list[Any]]:
-    """Read a text in pieces of a size, and what it has beside calls."""
+    """Read a text in pieces of a size; return the calls and the other text."""
     reader, plain, calls = CallReader(TOOLS, SPECIAL), "", []
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    for special in SPECIAL:  # which are one token
+    for special in SPECIAL:  # a single token
         pieces = [text] if special in text and size < len(text) else pieces
     for piece in pieces:
         some, more = reader.feed(piece)
@@ -97,7 +97,7 @@ TEXTS = (
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_no_call_stays_text(text: str, size: int) -> None:
+def test_text_that_only_looks_like_a_call_stays_text(text: str, size: int) -> None:
     plain, calls = read(text, size)
     assert calls == []
     assert plain == text.replace("[TOOL_CALLS]", "")

@@ -1,4 +1,4 @@
-"""A compiler of transformers' steps that compiles nothing, and knows when torch would have."""
+"""A fake compiler of transformers' steps, which counts the compilations that torch would do."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ class Compiler:
         return step
 
     def forget(self) -> None:
-        """Take from the models what transformers keeps with them."""
+        """Remove transformers' compiled functions from the models."""
         for model in self._models:
             for name in ("_compiled_call", "_last_compile_config"):
                 vars(model).pop(name, None)
 
 
 def _seen(model: Any, inputs: dict[str, Any]) -> str:
-    """What torch looks at: shapes, where the cache lies, hooks, and whose code runs."""
+    """Return the properties on which torch's compilations depend: shapes, addresses of the cache,
+    hooks, and code."""
     shapes = tree_map(lambda x: x.shape if isinstance(x, torch.Tensor) else None, inputs)
     (name,) = inputs.keys() & CACHE_NAMES
     shapes[name] = [(layer.keys.data_ptr(), layer.keys.shape) for layer in inputs[name].layers]

@@ -33,7 +33,7 @@ PAPER = LookaheadConfig(window=4, ngram=4, guesses=4, sources=("trajectory",))
 
 
 def decoder_of(family: str, **options: Any) -> Decoder:
-    """A decoder of a small model that others use, too: its weights stay as they are."""
+    """Return a decoder of a shared small model, whose weights stay unchanged."""
     return load_decoder(model_of(family), join=False, **options)
 
 
@@ -47,7 +47,7 @@ def run(
     store: DraftStore | None = None,
     **options: Any,
 ) -> list[Event]:
-    """All events of one generation, of 40 tokens unless limits say otherwise."""
+    """Return all events of one generation, by default of 40 tokens."""
     chosen = make_strategy(strategy, config, store)
     return list(decoder.generate(prompt, chosen, sampling, limits or Limits(40), **options))
 
@@ -65,21 +65,21 @@ def ids_of(events: Sequence[Event]) -> list[int]:
 
 
 def text_ids(events: Iterable[TextEvent]) -> list[int]:
-    """All token ids of an answer of a session."""
+    """Return all token ids of an answer of a session."""
     return [token for event in events for token in getattr(event, "token_ids", ())]
 
 
 def reason_of(events: Sequence[Event]) -> FinishReason:
-    """Why a generation ended."""
+    """Return the reason why a generation ended."""
     assert isinstance(events[-1], Finished)
     return events[-1].reason
 
 
 def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any) -> list[int]:
-    """What transformers' own generate yields, with its own attention.
+    """Return the text of transformers' own generate, with its own attention.
 
-    A model that reads its text anew runs without a cache: transformers 5.17 keeps one token of the
-    text then, and yields something else.
+    A model that rereads its text runs without a cache, since transformers 5.17 would keep one token
+    of the text, and yield a wrong answer.
     """
     before = model.config._attn_implementation
     sdpa = model._supports_sdpa and model.config.model_type != "gemma2"
@@ -97,26 +97,26 @@ def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any
 
 
 def paths_of(tree: TokenTree) -> list[list[int]]:
-    """The nodes from the root to each node, itself included."""
+    """Return the nodes from the root to each node, itself included."""
     paths: list[list[int]] = []
     for node, parent in enumerate(tree.parents):
         paths.append([*(paths[parent] if parent != ROOT else ()), node])
     return paths
 
 
-class Asked(TokenTree):
-    """A tree that asks at every node, whatever the model chooses: its walk has all choices."""
+class FullWalkTree(TokenTree):
+    """A tree whose walk visits every node, whatever the model chooses, and so has all choices."""
 
     def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
         paths = [[self.tokens[node] for node in nodes] for nodes in ([], *paths_of(self))]
         return [], [Token(choose(row, path)) for row, path in enumerate(paths)]
 
 
-ASKED, BEFORE = Asked(), [9, 9, 8, 7]
+FULL_WALK, BEFORE = FullWalkTree(), [9, 9, 8, 7]
 """Three candidates, and the text that they follow."""
 for candidate in ([1, 2, 3], [1, 4], [5]):
-    ASKED.add(candidate, "context", 9)
-ASKED_STEP = build(BEFORE[-1:], len(BEFORE) - 1, Draft(ASKED))
+    FULL_WALK.add(candidate, "context", 9)
+FULL_WALK_STEP = build(BEFORE[-1:], len(BEFORE) - 1, Draft(FULL_WALK))
 
 
 def read_out(
@@ -124,16 +124,16 @@ def read_out(
     sampling: SamplingConfig,
     processors: Sequence[LogitsProcessor] = (),
     successors: int = 0,
-    tree: TokenTree = ASKED,
+    tree: TokenTree = FULL_WALK,
 ) -> StepResult:
-    """What a sampler finds in the logits of `ASKED_STEP`."""
+    """Return the result of a sampler for the logits of `FULL_WALK_STEP`."""
     sampler = Sampler(sampling, processors)
     sampler.commit(BEFORE)
-    return sampler.read(logits.clone(), ASKED_STEP, Draft(tree, successors=successors))()
+    return sampler.read(logits.clone(), FULL_WALK_STEP, Draft(tree, successors=successors))()
 
 
 def tree_step(count: int, prefix: int) -> StepLayout:
-    """A step of `count` tokens: the current one and a random tree."""
+    """Return a step of `count` tokens: the current one and a random tree."""
     draw, tree = random.Random(count), TokenTree()
     for node in range(count - 1):
         tree.grow(draw.randrange(max(-1, node - 5), node), node, "context")
@@ -141,6 +141,6 @@ def tree_step(count: int, prefix: int) -> StepLayout:
 
 
 def use(decoder: Decoder, attention: str, *, kernels: bool = False) -> None:
-    """Let a decoder's steps have another attention backend, or Triton kernels."""
+    """Change a decoder's attention backend, or turn on Triton kernels."""
     model = decoder.executor.model
     model.use(choose_operations(attention, model.device, model.dtype, kernels=kernels))

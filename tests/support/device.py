@@ -1,4 +1,4 @@
-"""A device that is not there: its tensors are the host's, and every copy and wait is counted."""
+"""A simulated device: its tensors are on the host, and every copy and wait is counted."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ladecli.decoder.model.families import ModelFacts
 from tests.support.oracle import Markov
 
 DEVICE = torch.device("meta")
-"""Where its tensors claim to be: of all devices but the CPU, torch needs no driver for this one."""
+"""The device of its tensors: the only one besides the CPU for which torch needs no driver."""
 _READS = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero")
 _COPIES = ("to", "_to_copy", "copy_", "index", "index_put_")
-"""Where tensors of the host and of a device may meet."""
+"""Operations that may have tensors of both host and device."""
 _FREE = ("detach_", "lift_fresh", "expand", "view", "reshape", "flatten", "select", "slice", "to")
-"""They launch nothing, if they copy nothing to or from the host."""
+"""Operations that launch nothing, unless they copy to or from the host."""
 
 
-class There(Tensor):
-    """A tensor of the device; `here` has the same numbers."""
+class DeviceTensor(Tensor):
+    """A tensor of the device; `here` is a tensor of the host with the same numbers."""
 
     here: Tensor
 
     @staticmethod
-    def __new__(cls, here: Tensor) -> There:
+    def __new__(cls, here: Tensor) -> DeviceTensor:
         return Tensor._make_wrapper_subclass(
             cls, here.shape, strides=here.stride(), dtype=here.dtype, device=DEVICE
         )
@@ -48,19 +48,19 @@ class There(Tensor):
         raise RuntimeError(f"{func} outside the simulation")
 
 
-class Simulated(TorchDispatchMode):
-    """While it is in effect, tensors can be made, and used, on `DEVICE`.
+class SimulatedDevice(TorchDispatchMode):
+    """A context in which tensors can be created and used on `DEVICE`.
 
-    What the host asks for it waits for.  So it does for a copy to the device, unless that is
+    The host waits for every value that it reads, and for every copy to the device, unless that is
     started with `non_blocking`.
 
     Args:
-        seconds: that the device takes for a captured step, from its launch on.
+        seconds: the time of a captured step on the device, from its launch.
 
     Attributes:
         counts: "waits", "launches", and copies, "to host" and "to device".
-        gaps: seconds of the processor for our own code, torch and the simulation left out, from the
-            end of a wait to the next launch of a captured step.
+        gaps: processor seconds of our own code, without torch and the simulation, from the end of a
+            wait to the next launch of a captured step.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -73,7 +73,7 @@ class Simulated(TorchDispatchMode):
         self._done = 0.0
         self._around = ExitStack()
 
-    def __enter__(self) -> Simulated:
+    def __enter__(self) -> SimulatedDevice:
         self._around.enter_context(torch.inference_mode())
         self._around.enter_context(_Methods(self))
         super().__enter__()
@@ -85,7 +85,7 @@ class Simulated(TorchDispatchMode):
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """What torch and the simulation do: our own clock stands still."""
+        """Stop our own clock during a block of torch or of the simulation."""
         began, before, waits = time.thread_time(), self._within, self.counts["waits"]
         yield
         self._within = before + time.thread_time() - began
@@ -118,12 +118,12 @@ class Simulated(TorchDispatchMode):
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, schema = tree_leaves((args, kwargs)), func._schema
-        of_device = {id(leaf.here): leaf for leaf in leaves if isinstance(leaf, There)}
+        of_device = {id(leaf.here): leaf for leaf in leaves if isinstance(leaf, DeviceTensor)}
         places = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
         name = schema.name.partition("::")[2]
         there = places[0] == DEVICE if places else bool(of_device)
         if name == "copy_":
-            there = isinstance(args[0], There)
+            there = isinstance(args[0], DeviceTensor)
         names = [argument.name for argument in schema.arguments]
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         copies = self._count(name, leaves, bool(of_device), there)
@@ -134,7 +134,7 @@ class Simulated(TorchDispatchMode):
         return tree_map(lambda part: _there(part, of_device), out) if there else out
 
     def _count(self, name: str, leaves: list[Any], from_device: bool, there: bool) -> bool:
-        """Count an operation; whether it is a copy between host and device."""
+        """Count an operation; return True if it is a copy between host and device."""
         from_host = any(type(leaf) is Tensor and leaf.dim() for leaf in leaves)
         if from_device and (name in _READS or not there):
             kind = "to host"
@@ -148,9 +148,9 @@ class Simulated(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """What torch does not leave to `__torch_dispatch__`, and the time that it takes itself."""
+    """Handles operations that bypass `__torch_dispatch__`, and torch's own time."""
 
-    def __init__(self, device: Simulated) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self._device = device
 
@@ -161,19 +161,19 @@ class _Methods(TorchFunctionMode):
         with self._device.within():
             if func is torch.tensor and options.get("device") == DEVICE:
                 return func(*args, **{**options, "device": None}).to(DEVICE)
-            if func is Tensor.tolist and isinstance(args[0], There):
+            if func is Tensor.tolist and isinstance(args[0], DeviceTensor):
                 return args[0].to("cpu").tolist()
             return func(*args, **options)
 
 
 def _here(leaf: Any) -> Any:
-    if isinstance(leaf, There):
+    if isinstance(leaf, DeviceTensor):
         return leaf.here
     return torch.device("cpu") if leaf == DEVICE else leaf
 
 
-def _there(out: Any, known: dict[int, There]) -> Any:
-    return known.get(id(out), There(out)) if type(out) is Tensor else out
+def _there(out: Any, known: dict[int, DeviceTensor]) -> Any:
+    return known.get(id(out), DeviceTensor(out)) if type(out) is Tensor else out
 
 
 class Circle(Markov):
@@ -189,17 +189,17 @@ class Circle(Markov):
         self.device = device
 
 
-def simulated_decoder(device: Simulated, vocabulary: int, context: int = 2048) -> Decoder:
-    """A decoder with captured steps on the device; its texts are those of a `Circle`."""
+def simulated_decoder(device: SimulatedDevice, vocabulary: int, context: int = 2048) -> Decoder:
+    """Return a decoder with captured steps on the device; its texts are those of a `Circle`."""
     model = Circle(vocabulary)
     facts = ModelFacts("oracle", 1, vocabulary, context, None, None)
     cache = KVCache(model.layer_shapes, context + 256, context + 256)
     return Decoder(CudaGraphs(model, cache, facts, context, capture=device.capture))
 
 
-class Again:
-    """Captures work by doing it again, Python and all, and counts captures and replays; the next
-    captures raise `errors`, None for none."""
+class FakeCapture:
+    """A fake capture that replays work by running it again, and counts captures and replays; the
+    next captures raise `errors`, None for no error."""
 
     def __init__(self, *errors: Exception | None) -> None:
         self.errors = list(errors)

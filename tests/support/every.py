@@ -1,4 +1,4 @@
-"""A small random model of any type that transformers continues a text with."""
+"""A small random model of any type with which transformers generates text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _values(*rows: tuple[Any, str]) -> dict[str, Any]:
     return {name: value for value, names in rows for name in names.split()}
 
 
-# Windows are shorter than prompts, and longer than the trial at load, which cannot see them.
+# Windows are shorter than prompts, and longer than the trial at load, which cannot detect them.
 _TEXT = _values(
     (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
     (512, "max_position_embeddings"),
@@ -56,7 +56,7 @@ _OTHERS = _values(
     (1, "depth num_hidden_layers num_layers encoder_layers temporal_patch_size"),
     ([0], "deepstack_visual_indexes"),
 )
-"""What the configuration of a text model, and of what sees or hears, gets, as far as it has it."""
+"""Settings for text models, and for parts for images or audio, applied if they exist."""
 
 
 def _mrope(*sections: int) -> dict[str, Any]:
@@ -77,9 +77,9 @@ gemma4 gemma4_unified llama4 qwen2_vl qwen2_5_vl qwen2_5_omni_thinker granite_do
 lfm2_moe mamba2 bamba zamba2 glm_moe_dsa
 """
 NEWER = {"granite_docling"} - {*CONFIG_MAPPING}
-"""Types of these that came after transformers 5.17."""
+"""Types that transformers 5.17 does not have."""
 ROWS = [name for name in _ROWS.split() if name not in NEWER]
-"""Whole models and others that the tests decode at every entry point."""
+"""Models for images or audio, and others, that the tests decode at every entry point."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **_each("axk2 deepseek_v32 glm_moe_dsa mistral_large4_text", _HEADS),
@@ -182,7 +182,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bert": {"is_decoder": True},
     "roberta": {"is_decoder": True},
 }
-"""What some types need beside that, and their parts by the names of these."""
+"""Additional settings for some types, and for their parts by name."""
 
 
 def new_config(model_type: str, shape: dict[str, Any] = _TEXT, **more: Any) -> Any:
@@ -203,7 +203,7 @@ def new_config(model_type: str, shape: dict[str, Any] = _TEXT, **more: Any) -> A
             text = part.model_type == default.get_text_config(decoder=True).model_type
             inner = new_config(part.model_type, _TEXT if text else _OTHERS, **more.pop(name, {}))
             values[name] = inner.to_dict()
-    if kind.sub_configs:  # ids of pictures and the like are not among the vocabulary's first
+    if kind.sub_configs:  # ids of images and the like are not at the start of the vocabulary
         ids = {name: getattr(default, name, None) for name in known if "_token_i" in name}
         values |= {name: VOCABULARY - 1 for name, i in ids.items() if isinstance(i, int) and i > 9}
     return kind(**values | more)
@@ -215,10 +215,10 @@ def _is_fixed(kind: Any, name: str) -> bool:
 
 
 def new_model(model_type: str, **more: Any) -> Any:
-    """A small random model of a type in float32, whole.
+    """Return a small random model of a type in float32, with all of its parts.
 
-    Weights are drawn wide, and norms and biases off their neutral values: with what transformers
-    initialises, texts repeat one token, and a norm that is left out shows in nothing.
+    Weights have a wide distribution, and norms and biases are not neutral: with transformers'
+    initial values, texts repeat one token, and a missing norm would not be noticed.
     """
     config = new_config(model_type, **more)
     mappings = (
@@ -243,8 +243,8 @@ def new_model(model_type: str, **more: Any) -> Any:
 
 
 def saved(folder: Path, model_type: str) -> Any:
-    """Save such a model, whole, with a tokenizer; return what generates its texts."""
-    if model_type == "gemma3n":  # to see, it needs packages that tests do without
+    """Save such a model with a tokenizer; return the model that generates its texts."""
+    if model_type == "gemma3n":  # its image parts need packages that tests do not have
         model = new_model("gemma3n_text")
         tensors = {
             name.replace("model.", "model.language_model.", 1): tensor.detach().clone()
@@ -259,6 +259,6 @@ def saved(folder: Path, model_type: str) -> Any:
         model.save_pretrained(folder)
     model.generation_config.pad_token_id = 0
     byte_level().save_pretrained(folder)
-    if model_type == "llama4":  # whose whole forward fails in transformers 5.24
+    if model_type == "llama4":  # its full forward fails in transformers 5.24
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     return model

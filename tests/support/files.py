@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def file_sizes(most: int) -> Iterator[None]:
-    """Let no file become larger than some bytes, as on a full disk."""
+    """Limit the size of files, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
     try:

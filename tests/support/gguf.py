@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 NAMES = {"gemma3_text": "gemma3", "mistral": "llama"}
-"""What llama.cpp calls families, if not as transformers does."""
+"""llama.cpp's names for families, if they differ from transformers'."""
 
 
 def model_of(family: str = "llama", **settings: Any) -> Any:
@@ -43,15 +43,15 @@ def write(
     architecture: str | None = None,
     split: int = 0,
 ) -> Path:
-    """A model (or a small Llama) with a tokenizer, in a file.
+    """Write a model (by default a small Llama) with a tokenizer to a file.
 
     Args:
-        settings: more of them, or others; None leaves one out, and a name that begins with a dot
-            is one of the family.
-        tensors: more of them, by name; numbers, or a type with its blocks.
+        settings: additional or changed settings; None leaves one out, and a name that begins with a
+            dot belongs to the family.
+        tensors: additional ones by name; numbers, or a type with its blocks.
         kind: the type of the matrices of layers.
         vocabulary: the settings of another tokenizer.
-        architecture: what the file calls the family, if that is no matter of the model.
+        architecture: the name of the family in the file, if it is not the model's.
         split: tensors of a part, if the file is split.
     """
     model = model or model_of()

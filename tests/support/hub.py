@@ -33,7 +33,7 @@ LLAMA_7B: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
-"""What a clone without Git LFS has in place of a file."""
+"""The pointer that a clone without Git LFS has in place of a file."""
 SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 4, "vocab_size": 1000}
 
@@ -44,12 +44,12 @@ def plan(
     place: PlacementOptions | None = None,
     split: int = 1,
 ) -> PlannedModel:
-    """A model that can be loaded, by its name and options."""
+    """Return a model that is ready to load, by its name and options."""
     return fit(describe(find(replace(options or ModelOptions(), model=name))), place, split)
 
 
 def stating(file: str, **values: Any) -> Callable[[Path], object]:
-    """What gives keys of a JSON file in a folder other values."""
+    """Return a function that changes keys of a JSON file in a folder."""
 
     def change(folder: Path) -> None:
         path = folder / file
@@ -59,13 +59,13 @@ def stating(file: str, **values: Any) -> Callable[[Path], object]:
 
 
 def holding(name: str, data: str | bytes) -> Callable[[Path], object]:
-    """What puts something into a file of a folder."""
+    """Return a function that writes a file of a folder."""
     content = data if isinstance(data, bytes) else data.encode()
     return lambda folder: (folder / name).write_bytes(content)
 
 
 def renaming(file: str, names: Callable[[str], Iterable[str]]) -> Callable[[Path], object]:
-    """What saves each weight in a file of a folder under other names, none or several."""
+    """Return a function that saves each weight in a file under other names, none or several."""
 
     def change(folder: Path) -> None:
         path = folder / file
@@ -76,12 +76,12 @@ def renaming(file: str, names: Callable[[str], Iterable[str]]) -> Callable[[Path
 
 
 def without(*names: str) -> Callable[[Path], object]:
-    """What deletes files."""
+    """Return a function that deletes files."""
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
 def copied(folder: str | Path, copy: Path, *changes: Callable[[Path], object]) -> str:
-    """A copy of a model's folder with some changes."""
+    """Copy a model's folder with some changes."""
     shutil.copytree(folder, copy)
     for change in changes:
         change(copy)
@@ -117,10 +117,10 @@ def add_model(
         cache: the folder of all models.
         name: OWNER/NAME.
         config: as a dictionary, or the text of its file; None for none.
-        files: by name: contents; a head and a size, the rest a hole; None for a link to nothing.
-        tokenizer: whether there is one.
+        files: contents by name; a header and a size, the rest a hole; None for a dangling link.
+        tokenizer: True for a model with a tokenizer.
         revision: the commit.
-        main: whether it is the one that main points to.
+        main: True if main points to this revision.
     """
     root = cache / ("models--" + name.replace("/", "--"))
     snapshot = root / "snapshots" / revision
@@ -147,7 +147,7 @@ def add_model(
 
 
 def use_cache(monkeypatch: pytest.MonkeyPatch, folder: Path, *, offline: bool = True) -> None:
-    """Let this folder be the Hugging Face cache; it may be empty, or missing."""
+    """Use a folder as the Hugging Face cache; it may be empty, or missing."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
 
@@ -158,8 +158,8 @@ def use_devices(
     free: float = 16e9,
     capability: str | None = None,
 ) -> None:
-    """Let these be the devices of the machine, the preferred one first and a processor last, with
-    so many bytes free on each, and the compute capability of the first one."""
+    """Pretend that the machine has these devices, the preferred one first and a processor last,
+    with `free` bytes on each, and a compute capability of the first one."""
     driver = "550.54.15" if devices[0].kind == "cuda" else None
     known = device.Details(driver, capability, 8)
     for module in (device, placement):

@@ -1,4 +1,4 @@
-"""Memory that is counted, on devices without numbers too, and memory that runs out."""
+"""Memory that is counted, also on meta devices, and memory that runs out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 WHOLE = {"linear", "embedding", "scaled_dot_product_attention"}
-"""They hold nothing on their way on a GPU, though torch can take them apart."""
+"""Operations that allocate nothing temporary on a GPU, although torch can decompose them."""
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def limit_pages(monkeypatch: pytest.MonkeyPatch, fits: Callable[[int], bool]) -> None:
-    """Let caches have pages of those sizes alone that fit."""
+    """Limit the sizes of pages that caches can allocate."""
     pages = mmap.mmap
 
     def limited(place: int, size: int, **options: int) -> mmap.mmap:
@@ -31,11 +31,11 @@ def limit_pages(monkeypatch: pytest.MonkeyPatch, fits: Callable[[int], bool]) ->
     monkeypatch.setattr(mmap, "mmap", limited)
 
 
-class Held(TorchDispatchMode):
-    """Counts the bytes of tensors that are made while it is in effect, as long as they live.
+class MemoryCounter(TorchDispatchMode):
+    """Counts the bytes of live tensors that are created within a block.
 
     Attributes:
-        most: bytes at the worst moment.
+        most: the peak in bytes.
     """
 
     def __init__(self) -> None:
@@ -70,6 +70,6 @@ class Held(TorchDispatchMode):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._sizes:
-                # What was there before is not counted.
+                # Earlier tensors are not counted.
                 self._sizes[key] = 0 if there else storage.nbytes()
                 weakref.finalize(storage, self._sizes.pop, key, None)

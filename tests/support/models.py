@@ -1,4 +1,4 @@
-"""A small random model of every family that decodes, in the forms that set families apart."""
+"""A small random model of every supported family, with the features that distinguish families."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.tokenizers import byte_level
 
 VOCABULARY = 97
 SLIDING = 11
-"""Sliding windows are shorter than the tests' prompts, so that they have something to hide."""
+"""Sliding windows are shorter than the tests' prompts, so that they have an effect."""
 
 _SHAPE: dict[str, Any] = {
     **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48},
     **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
     **{"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
-    # Tied embeddings make a random model repeat its last token for ever.
+    # Tied embeddings make a random model repeat its last token forever.
     "tie_word_embeddings": False,
 }
 
@@ -82,7 +82,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", {"use_bias": True, "head_dim": 8}),
     "iquestcoder": ("iquestcoder", {"head_dim": 8}),
 }
-"""By name: the family and what its configuration says; they run on our own forward."""
+"""The family and its settings by name; these models run on our own forward."""
 
 STOCK: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -134,10 +134,10 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"num_experts": 4, "num_dense_layers": 1} | _SHORT | _EXPERTS,
     "lfm3": _SHORT,
 }
-"""Settings of families with recurrent layers, which verify trees on transformers' forward, too."""
+"""Settings of families with recurrent layers, which also verify trees on transformers' forward."""
 
 LACKING = {"internlm3", "iquestcoder", "lara_mini", "lfm3"} - {*CONFIG_MAPPING}
-"""Families that came after transformers 5.17."""
+"""Families that transformers 5.17 does not have."""
 for family in LACKING:
     OWN.pop(family, None)
     HYBRIDS.pop(family, None)
@@ -152,7 +152,7 @@ def model_of(family: str) -> Any:
 
 
 def new_model(family: str, **extra: Any) -> Any:
-    """Return a random model of any family in float32, with more settings or others."""
+    """Return a random model of any family in float32, with additional or changed settings."""
     model_type, settings = FAMILIES.get(family, (family, HYBRIDS.get(family, {})))
     common = [*_SHAPE]
     if model_type == "gpt2":
@@ -164,13 +164,13 @@ def new_model(family: str, **extra: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some weights stay as they are drawn here
         model = transformers.AutoModelForCausalLM.from_config(config, **attention).eval().float()
-    # Initial weights are so small that every text ends in one repeated token.
+    # With the small initial weights, every text ends in one repeated token.
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             std = 1.0 if "embed" in name and not config.tie_word_embeddings else 0.25
             torch.nn.init.normal_(parameter, std=std, generator=generator)
         elif "bias" in name or "norm" in name:
-            # Biases of zero and norms of one would hide that they are left out.
+            # Missing biases of zero and norms of one would not be noticed.
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.1, generator=generator)
     return model
 

@@ -1,5 +1,5 @@
-"""The program in a new Python, which imports what it needs; called several times, for that takes
-seconds.  Most programs of tests do not depend on it, see `processes`."""
+"""The program in a new Python without imported modules; it is called several times, since a start
+takes seconds.  Most programs of tests do not need this, see `processes`."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ os._exit(0)  # as `lade` ends: taken apart by Python, triton 3.9 writes of what 
 """
 
 
-class Called(Result):
-    """What a call came to; `imported` are the modules that are there since."""
+class CallResult(Result):
+    """The result of a call; `imported` are the modules that it imported."""
 
     def __init__(self, code: int, out: str, err: str, imported: Sequence[str]) -> None:
         super().__init__(code, out, err)
         self.imported = {*imported}
 
 
-def calls(*commands: Sequence[str], **env: str) -> list[Called]:
-    """Call the program with each of these arguments, and more variables, in one new process."""
+def calls(*commands: Sequence[str], **env: str) -> list[CallResult]:
+    """Call the program with each of some arguments, and variables, in one new process."""
     done = subprocess.run(
         [sys.executable, "-c", _CODE, json.dumps(commands)],
         env=os.environ | {"TRITON_INTERPRET": "0"} | env,
-        stdout=subprocess.PIPE,  # what libraries write to stderr by themselves is pytest's
+        stdout=subprocess.PIPE,  # pytest captures what libraries write to stderr themselves
         text=True,
         check=True,
     )
-    return [Called(*json.loads(line)) for line in done.stdout.splitlines()]
+    return [CallResult(*json.loads(line)) for line in done.stdout.splitlines()]

@@ -1,7 +1,7 @@
-"""Fake forwards that follow a rule: what a token sees decides what comes next.
+"""Fake forwards that follow a rule: the text that a token sees determines the next token.
 
 They write token ids and positions to the cache as if they were keys, and read the text back from
-the cache through the step's mask.  So a wrong mask, slot or position changes what they say, and a
+the cache through the step's mask.  So a wrong mask, slot or position changes their output, and a
 test can read the cache.
 """
 
@@ -53,10 +53,10 @@ class Oracle:
         return [LayerShape(1, 2, 1, torch.float32, self.device)]
 
     def use(self, operations: Operations) -> None:
-        """There are no kernels."""
+        """Ignore operations, since there are no kernels."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Logits of `step.outputs`: 1 for the token that follows, 0 for all others."""
+        """Return logits of `step.outputs`: 1 for the token that follows, 0 for all others."""
         written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
         keys, values = cache.write(0, written, written[..., :1])
         assert torch.equal(keys[..., :1], values)
@@ -91,14 +91,14 @@ class Markov(Oracle):
         self.table = table
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Return the logits of `step.outputs`; there is no need to look at the text."""
+        """Return the logits of `step.outputs`, which do not depend on the text before."""
         written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
         cache.write(0, written, written[..., :1])
         tokens = step.tokens if step.outputs is None else step.tokens[step.outputs]
         return self.table[tokens % len(self.table)]
 
 
-class Captured(Executor):
+class CapturedExecutor(Executor):
     """An executor that computes a step when it is started, as a GPU does with captured steps."""
 
     overlaps = True
@@ -110,23 +110,23 @@ class Captured(Executor):
 def decoder_with(
     model: Oracle, context: int = 512, chunk: int = 512, kind: type[Executor] = Executor
 ) -> Decoder:
-    """A decoder that runs a fake forward."""
+    """Return a decoder that runs a fake forward."""
     facts = ModelFacts("oracle", 1, model.vocabulary, context, None, None)
     return Decoder(kind(model, new_cache(model, context), facts, chunk=chunk))
 
 
 def oracle(rule: Rule, vocabulary: int = 100, context: int = 512, chunk: int = 512) -> Decoder:
-    """A decoder whose texts follow a rule."""
+    """Return a decoder whose texts follow a rule."""
     return decoder_with(Oracle(rule, vocabulary), context, chunk)
 
 
 def scrambled(memory: int = 1, chunk: int = 512, kind: type[Executor] = Executor) -> Decoder:
-    """A decoder whose text looks random, of 12 tokens."""
+    """Return a decoder whose texts of 12 tokens look random."""
     return decoder_with(Oracle(scrambles(12, memory), 12), chunk=chunk, kind=kind)
 
 
 def cached_ids(decoder: Decoder) -> list[int]:
-    """The tokens whose keys the cache of a fake forward holds."""
+    """Return the tokens whose keys the cache of a fake forward holds."""
     if not decoder.cache.length:
         return []
     keys, _ = decoder.cache.layer(0)
@@ -136,7 +136,7 @@ def cached_ids(decoder: Decoder) -> list[int]:
 def change_logits(decoder: Decoder, change: Callable[[StepInputs, Tensor], Tensor]) -> None:
     """Let a function change the logits of every forward of a decoder, or raise an error.
 
-    It is called at the end, so that the step has written whatever it writes to the cache.
+    It is called at the end, after the step has written to the cache.
     """
     model: Any = decoder.executor.model
     forward = model.forward
@@ -179,7 +179,7 @@ def change_decoders(monkeypatch: pytest.MonkeyPatch, change: Callable[[Decoder],
 
 
 def during_forward(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
-    """Let something happen in that forward of the sessions' texts from now on, counted from 1."""
+    """Call a function in the n-th forward of the sessions' texts from now on."""
     numbers = itertools.count(1)
     change_decoders(monkeypatch, lambda x: watch(x, lambda _: next(numbers) == number and act()))
 

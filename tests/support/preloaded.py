@@ -1,7 +1,7 @@
 """Imports for the server of `processes`: the modules of an answer and a chat, and one decoded step,
-for libraries make some things once in a process (transformers its patterns, torch its scripts).
+since libraries initialise themselves once in a process (transformers' patterns, torch's scripts).
 
-These imports are for their own sake (F401).
+The imports are not used in this file (F401).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ladecli.view import live, markdown  # noqa: F401
 
 
 def decode() -> None:
-    """One step of a model, of which nothing is heard, so that programs say what there is to say."""
+    """Decode one step of a model without output, so that programs still print their notices."""
     logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -42,7 +42,7 @@ def decode() -> None:
 torch.set_num_threads(1)
 decode()
 measured.SHARE = 0.0  # as in conftest.py
-# After a fork torch makes its pool of threads anew, and fails where two threads of a load are first
-# to ask for that, at once.
+# After a fork torch creates its thread pool again, and fails if two threads of a load request that
+# at the same time.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 gc.freeze()

@@ -1,10 +1,10 @@
-"""Programs that begin with everything imported: `lade` in forks of one process.
+"""Programs that start with everything imported: `lade` in forks of one process.
 
-Importing torch and transformers takes five seconds of the processor, which is most of the life of
-a short program, and other tests start it as people do.  Here a server imports it all once, and
-every program is a fork of it with arguments, variables and streams of its own: the same
-`run_and_exit`, in a process of its own.  What is read while modules are imported (the hub's address
-and folder, say) is the server's, and not the program's.
+Importing torch and transformers takes five seconds, which is most of the time of a short program;
+other tests start the program as users do.  Here a server imports all modules once, and every
+program is a fork of it with its own arguments, variables and streams, which runs the same
+`run_and_exit`.  Values that are read during imports (such as the hub's address and folder) are the
+server's, not the program's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import pexpect
 import ptyprocess
 
 SECONDS = 120.0
-"""To wait for the end of a program, on a machine that is busy."""
+"""Seconds to wait for the end of a program, enough for a busy machine."""
 SERVER = multiprocessing.get_context("forkserver")
-"""Its processes begin with everything imported, whatever they run."""
+"""Starts processes with everything imported."""
 SERVER.set_forkserver_preload(["tests.support.preloaded"])
 Stream = int | None
 """A file descriptor that becomes a standard stream; None for one that is closed."""
@@ -53,21 +53,21 @@ class Result:
         return [json.loads(line) for line in self.out.splitlines()]
 
     def refused(self, code: int = 2) -> str:
-        """The one line that a command says in place of an answer, after the program's name."""
+        """The one line of error that a command prints, after the program's name."""
         assert (self.code, self.out) == (code, ""), self.err
         assert self.err.startswith("lade: ")
         assert self.err.count("\n") == 1
         return self.err[len("lade: ") :]
 
 
-class Forked:
-    """`lade` as a process of its own, in a process group of its own.
+class ForkedProgram:
+    """`lade` as a separate process, in its own process group.
 
     Args:
         streams: standard input, output and errors; they stay open here.
         env: all its variables.
-        terminal: whether the streams are a terminal, which becomes the program's own.
-        ranks: whether ranks that it starts are forks of it, and import nothing anew either.
+        terminal: True if the streams are a terminal, which becomes the program's own.
+        ranks: True if ranks that it starts are forks of it, which import nothing again either.
         main: the function that runs with the arguments, if not the program itself.
     """
 
@@ -80,7 +80,7 @@ class Forked:
         ranks: bool = False,
         main: Callable[[], None] | None = None,
     ) -> None:
-        # The one kind of object that carries a descriptor to such a process.
+        # Only this type of object can carry a descriptor to such a process.
         lent = [None if s is None else Connection(os.dup(s)) for s in streams]
         args = ([*arguments], lent, {**env}, os.getcwd(), terminal, ranks, main)
         self.process = SERVER.Process(target=_run, args=args, daemon=True)
@@ -91,14 +91,14 @@ class Forked:
         self.pid: int = self.process.pid
 
     def wait(self, seconds: float = SECONDS) -> int:
-        """The exit code, as `subprocess` has it."""
+        """Return the exit code, as in `subprocess`."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "the program does not end"
         return self.process.exitcode
 
 
-class Program(Forked):
-    """A program whose streams are files; it reads `text`, and has variables beside the test's."""
+class Program(ForkedProgram):
+    """A program whose streams are files; it reads `text`, and has additional variables."""
 
     def __init__(self, *arguments: str, text: str = "", **env: str) -> None:
         self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115  (`ended`)
@@ -123,8 +123,7 @@ def lade(*arguments: str, text: str = "", **env: str) -> subprocess.CompletedPro
 
 
 def with_ranks(work: Callable[[], None]) -> int:
-    """Run a function of a module where ranks that it starts are forks; the exit code, 1 if it
-    fails."""
+    """Run a function of a module whose ranks are forks; return the exit code, 1 if it fails."""
     process = SERVER.Process(target=_work, args=(work, {**os.environ}), daemon=True)
     process.start()
     process.join(SECONDS)
@@ -144,15 +143,15 @@ class Spawn(pexpect.spawn):
         assert command[:2] == ["-m", "ladecli"]
         ours, theirs = pty.openpty()
         ptyprocess.ptyprocess._setwinsize(ours, *options["dimensions"])
-        program = Forked(command[2:], [theirs] * 3, os.environ if env is None else env, True)
+        program = ForkedProgram(command[2:], [theirs] * 3, os.environ if env is None else env, True)
         os.close(theirs)
         return _Child(program, ours)
 
 
 class _Child(ptyprocess.PtyProcess):
-    """Its end is known to the server, whose child it is."""
+    """A child of the server, which reports its end."""
 
-    def __init__(self, program: Forked, fd: int) -> None:
+    def __init__(self, program: ForkedProgram, fd: int) -> None:
         super().__init__(program.pid, fd)
         self.program = program
 
@@ -170,7 +169,7 @@ class _Child(ptyprocess.PtyProcess):
 
 
 def _let_ranks_fork() -> None:
-    """Ranks are spawned, and each would import everything anew."""
+    """Let ranks be forks; if they were spawned, each would import everything again."""
     forks = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda _: forks  # type: ignore[assignment]
 
@@ -192,7 +191,7 @@ def _run(
     ranks: bool,
     main: Callable[[], None] | None,
 ) -> None:
-    """The program, in a process that has just begun."""
+    """Run the program, in a new process."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)

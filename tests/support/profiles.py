@@ -11,7 +11,7 @@ from ladecli.profiles import user
 CPU = Device("cpu", "cpu", "AMD EPYC", 8 << 30, 1)
 A100 = Device("cuda", "cuda:0", "NVIDIA A100-SXM4-80GB", int(85e9))
 ACME = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
-"""A GPU that no profile knows."""
+"""An unknown GPU."""
 OWN = """
 description = "mine"
 devices = ["A100"]

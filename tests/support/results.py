@@ -1,4 +1,4 @@
-"""Results made of numbers that tests choose, in place of measured ones."""
+"""Results with numbers chosen by tests, in place of measured ones."""
 
 from __future__ import annotations
 

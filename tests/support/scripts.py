@@ -1,4 +1,4 @@
-"""Chat models that say what a test wants: folders with a template, whose answers are scripts."""
+"""Chat models with scripted answers: folders with a template."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHATML = """\
 
 
 @dataclass(frozen=True)
-class Scripted:
-    """What a scripted folder holds.
+class ScriptedModel:
+    """The content of a model folder whose answers follow a script.
 
     Attributes:
         template: of chats, or several by name.
@@ -45,7 +45,7 @@ class Scripted:
     tokenizer: Mapping[str, Any] | None = None
 
     def write(self, folder: Path) -> str:
-        """Make the folder; its name."""
+        """Create the folder, and return its name."""
         words = copy.deepcopy(byte_level())
         words.add_tokens([AddedToken(text, special=True) for text in self.special])
         new = [text for text in (self.cue, *self.script) if len(words.tokenize(text)) > 1]
@@ -71,7 +71,7 @@ class Scripted:
 def model_that_says(
     successors: Mapping[int, int], vocabulary: int, end: int, context: int = 512
 ) -> LlamaForCausalLM:
-    """A Llama in which every token is followed by its successor, or else by `end`."""
+    """Return a Llama in which every token is followed by its successor, or by `end`."""
     hidden = -(-vocabulary // 16) * 16
     shape = {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": 16}
     shape |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}

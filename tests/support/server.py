@@ -1,4 +1,4 @@
-"""`lade serve` as a program, asked over real sockets."""
+"""`lade serve` as a program, with requests over real sockets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ JSON = {"Content-Type": "application/json"}
 
 
 def http_post(path: str, body: bytes, length: int | None = None) -> bytes:
-    """A request as it goes over the wire."""
+    """Return the bytes of a request."""
     size = len(body) if length is None else length
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
-class Server(processes.Forked):
+class Server(processes.ForkedProgram):
     """`lade serve` at a free port, until the block ends."""
 
     patience = 30.0
@@ -65,7 +65,7 @@ class Server(processes.Forked):
         assert (code, [line for line in self.lines if "Traceback" in line]) == (self.code, [])
 
     def client(self, **options: Any) -> Any:
-        """OpenAI's client of the server."""
+        """Return OpenAI's client of the server."""
         options = {"api_key": KEY, "max_retries": 0} | options
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
 
@@ -74,7 +74,7 @@ class Server(processes.Forked):
         return socket.create_connection(("127.0.0.1", self.port), timeout=self.patience)
 
     def send(self, path: str, body: object) -> socket.socket:
-        """A connection that has asked for an answer."""
+        """Return a connection after sending a request."""
         connection = self.connect()
         connection.sendall(http_post(path, json.dumps(body).encode()))
         return connection
@@ -82,7 +82,7 @@ class Server(processes.Forked):
     def ask(
         self, path: str, body: object = None, method: str | None = None, **headers: str
     ) -> tuple[int, Any, http.client.HTTPMessage]:
-        """Status, content and headers of an answer to a body, which may be no JSON."""
+        """Return status, content and headers of an answer to a body, which need not be JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         with contextlib.closing(connection):
@@ -95,7 +95,7 @@ class Server(processes.Forked):
             return response.status, content, response.headers
 
     def complete(self, prompt: str | list[Any] = "def ", **more: Any) -> Any:
-        """The answer to a text that is continued."""
+        """Return the answer to a text completion."""
         return self.ask("/v1/completions", {"prompt": prompt, "max_tokens": 30} | more)[1]
 
     def text(self, prompt: str | list[Any]) -> Any:
@@ -108,7 +108,7 @@ class Server(processes.Forked):
         return self.ask("/v1/chat/completions", body)[1]
 
     def refusal(self, path: str, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
-        """Status and error of a request that is not answered."""
+        """Return status and error of a refused request."""
         status, content, _ = self.ask(path, body, **headers)
         error = content["error"]
         assert error.keys() == {"message", "type", "param", "code"}
@@ -116,17 +116,17 @@ class Server(processes.Forked):
         return status, error
 
     def outcome(self, name: str) -> int:
-        """How many requests ended with an outcome."""
+        """Return the number of requests with an outcome."""
         pattern = rf'lade_requests_total{{outcome="{name}"}} (\d+)'
         count = re.search(pattern, self.ask("/metrics")[1])
         return int(count[1]) if count else 0
 
     def wait_for(self, outcome: str, count: int) -> None:
-        """Wait until so many requests ended with an outcome."""
+        """Wait until a number of requests have ended with an outcome."""
         self.wait_until(lambda: self.outcome(outcome) >= count)
 
     def wait_for_queue(self, count: int) -> None:
-        """Wait until so many requests wait or are answered."""
+        """Wait until a number of requests are in the queue or at work."""
         self.wait_until(lambda: f"lade_queue {count}.0" in self.ask("/metrics")[1])
 
     def wait_until(self, holds: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""A real program in a pseudo-terminal, and the screen that a person would see."""
+"""A real program in a pseudo-terminal, and the screen that a user would see."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.support.processes import Spawn
 
 LADE = [sys.executable, "-m", "ladecli"]
 PATIENCE = 60.0
-"""Seconds to wait for what should be on the screen."""
+"""Seconds to wait for a text on the screen."""
 
 
 class Screen(io.StringIO):
-    """A terminal that keeps what is written to it, and does nothing else."""
+    """A terminal that records its output, and does nothing else."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Terminal:
-    """`lade` in a terminal of its own, with variables beside the test's; a `forked` program begins
-    with everything imported, see `processes`."""
+    """`lade` in its own terminal, with additional variables; a `forked` program starts with
+    everything imported, see `processes`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Terminal:
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # see `processes`
         )
         self.child.delaybeforesend = None
-        # Programs ask where the cursor is, and terminals answer.
+        # Programs query the position of the cursor, and terminals answer.
         self.screen.write_process_input = self.child.send
 
     def __enter__(self) -> Terminal:
@@ -67,7 +67,7 @@ class Terminal:
         self.child.send(text)
 
     def enter(self, text: str) -> None:
-        """Type a line, and wait until all of it is there before Enter."""
+        """Type a line, and press Enter after all of it is shown."""
         self.child.send(text + "\r")
 
     def resize(self, columns: int, lines: int) -> None:
@@ -77,7 +77,7 @@ class Terminal:
         self.child.setwinsize(lines, columns)
 
     def read(self, seconds: float = 0.0) -> None:
-        """Take what the program has written, and wait so long for more."""
+        """Read the program's output, waiting some seconds for more."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -92,7 +92,7 @@ class Terminal:
                 return
 
     def wait(self, until: str | Callable[[str], object], what: str = "text") -> str:
-        """Read until a text is somewhere on the screen or above it; returns both."""
+        """Read until a text is on the screen or above it; return both."""
         end = time.monotonic() + PATIENCE
         while True:
             alive = self.child.isalive()
@@ -104,7 +104,7 @@ class Terminal:
                 raise AssertionError(f"no {what} {until!r} on the screen:\n{seen}")
 
     def close(self) -> int:
-        """Wait for the program to end; returns its exit code."""
+        """Wait for the program to end, and return its exit code."""
         self.read(0.1)
         self.child.expect(pexpect.EOF)
         self._stream.feed(self.child.before or b"")

@@ -1,4 +1,4 @@
-"""Tokenizers that tests make: bytes of a character spread over tokens, in both usual ways."""
+"""Tokenizers for tests: the bytes of a character are spread over tokens in the two usual ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ CORPUS = ["the cat sat on the mat", "def f(x): return x", "Grüße, señor", "�
 
 @cache
 def byte_level(cut: str | None = None, corpus: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """As GPT-2, Llama 3, Qwen: every token is a run of bytes; texts may be cut by an expression."""
+    """Return a tokenizer like those of GPT-2, Llama 3 and Qwen: every token is a run of bytes; an
+    expression may split texts."""
     tokenizer = Tokenizer(models.BPE())
     splits = [pre_tokenizers.Split(Regex(cut), "isolated")] if cut else []
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not cut)
@@ -30,7 +31,8 @@ def byte_level(cut: str | None = None, corpus: tuple[str, ...] = ()) -> PreTrain
 
 @cache
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama 2, Mistral, Gemma: characters, and single bytes for unknown ones."""
+    """Return a tokenizer like those of Llama 2, Mistral and Gemma: characters, and single bytes for
+    unknown ones."""
     known = sorted({c for text in CORPUS[:2] for c in text if c != " "} | {"▁"})
     pieces = ["<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *known]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}

@@ -1,4 +1,4 @@
-"""Traces for tests: of the demo model at work, and small ones made by hand."""
+"""Traces for tests: of the demo model, and small ones written by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def demo() -> Model:
 
 @lru_cache(maxsize=8)
 def events_of(name: str) -> tuple[TextEvent, ...]:
-    """What the demo model did under one of `SETTINGS`."""
+    """Return the events of the demo model under one of `SETTINGS`."""
     session = demo().session
     session.drafts = DraftStore()
     return tuple(session.stream(session.encode(PROMPT), SETTINGS[name], detailed=True))
@@ -53,7 +53,7 @@ def record(path: Path, name: str) -> Path:
 
 
 def write(path: Path, trace: Trace, spell: Callable[[int], str] | None = None) -> Path:
-    """Write a trace, with its own spellings unless others are given."""
+    """Write a trace, by default with its own spellings."""
     writer = TraceWriter(path, trace.header, spell or trace.spell)
     for event in trace.events:
         writer.show(event)

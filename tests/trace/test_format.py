@@ -1,4 +1,4 @@
-"""Traces: what is written is read again, agrees with the algorithm, and damage is named."""
+"""Traces: written ones are read again and agree with the algorithm; damage is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.traces import PROMPT, SETTINGS, demo, events_of, record, writ
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
+def test_a_written_trace_is_read_unchanged(name: str, tmp_path: Path) -> None:
     trace = read_trace(record(tmp_path / "x", name))
     # The times of a step's parts are not in a trace.
     events = [replace(e, times=None) if isinstance(e, TextStep) else e for e in events_of(name)]
@@ -85,7 +85,7 @@ def test_spaces_at_the_start_of_words_are_spelled() -> None:
     assert (spell(0), spell(1)) == (" the", ".")
 
 
-def test_a_killed_program_leaves_a_trace_up_to_there(tmp_path: Path) -> None:
+def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path) -> None:
     path = tmp_path / "x"
     data = VERSION_3.encode()
     path.write_bytes(data)
@@ -117,7 +117,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("text", "message"), DAMAGED, ids=range(len(DAMAGED)))
-def test_damage_is_named_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+def test_damage_is_reported_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(UsageError, match=message) as caught:
         read_trace(tmp_path / "x")

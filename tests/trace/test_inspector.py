@@ -1,4 +1,4 @@
-"""The inspector: one step of a trace on screens of several sizes, and texts that could harm."""
+"""The inspector: one step of a trace on screens of several sizes, and control characters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.traces import record, small_trace
 
 
 def shown(trace: Trace, number: int, width: int) -> list[str]:
-    """The lines of a step as Rich prints them, without blanks at their ends."""
+    """Return the lines of a step as Rich prints them, without trailing blanks."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(StepView(trace, number))
@@ -72,7 +72,7 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
     for number, step in enumerate(trace.steps, start=1):
         lines = shown(trace, number, width)
         assert all(cell_len(line) <= width for line in lines), (number, lines)
-        # What matters most comes first.
+        # The most important parts come first.
         assert lines[0].startswith(f" step {number} of")
         assert lines[1].startswith(f"{len(step.token_ids)} token")
 

@@ -14,7 +14,7 @@ from tests.support.traces import events_of, record, small_trace, write
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    """The file of a trace of three steps."""
+    """Return the file of a trace of three steps."""
     return str(write(tmp_path / "small", small_trace()))
 
 
@@ -35,7 +35,7 @@ def test_steps_on_a_pipe(lade: Any, small: str) -> None:
     assert "\x1b" not in out
 
 
-def test_a_trace_without_an_end_is_said(lade: Any, small: str) -> None:
+def test_a_trace_without_an_end_is_reported(lade: Any, small: str) -> None:
     path = Path(small)
     path.write_bytes(path.read_bytes()[:-30])
     result = lade("replay", small)
@@ -74,7 +74,7 @@ def test_walking_through_the_steps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["\x1b", "\x03"])
-def test_ways_to_leave(key: str, small: str) -> None:
+def test_keys_that_leave_the_inspector(key: str, small: str) -> None:
     with Terminal("replay", small, "--step", "--color", "never") as terminal:
         wait_for_step(terminal, 1, 3)
         assert {cell.fg for cell in terminal.screen.buffer[0].values()} == {"default"}

@@ -1,4 +1,4 @@
-"""Names, texts and files that want to drive the terminal: it shows them, and obeys none of them."""
+"""Names, texts and files with control characters, which must not reach the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.trace.format import Header, Trace
-from tests.support.scripts import Scripted
+from tests.support.scripts import ScriptedModel
 from tests.support.terminal import Terminal
 from tests.support.traces import write
 
@@ -27,19 +27,19 @@ CONTROLS = (
     *(chr(code) for code in (*range(1, 9), *range(11, 32), *range(127, 160))),
     *"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
 )
-"""All but tab and newline, and NUL, which no argument holds."""
+"""All control characters except tab and newline, and NUL, which no argument can contain."""
 ATTACK = "".join(f"<{control}>" for control in (*SEQUENCES, *CONTROLS))
 NAME = ATTACK.replace("/", "")
 SHORT = "<\x1b[2J><\x1b]52;c;aGk=\x07><\r><\x08><\u202e><\u200f>"
 
 
 def obeyed(written: bytes) -> list[str]:
-    """The controls that reached the terminal as they are."""
+    """Return the control characters that reached the terminal."""
     return [c for c in (*SEQUENCES, *CONTROLS) if f"<{c}>".encode() in written]
 
 
 def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str) -> Terminal:
-    """Run a command in a terminal to its end; what it writes drives nothing."""
+    """Run a command in a terminal, and check that its output has no control characters."""
     with Terminal(*arguments, lines=lines, env=env) as terminal:
         terminal.wait(shows)
         terminal.close()
@@ -51,9 +51,9 @@ def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model that answers with an attack, in a folder with such a name."""
+    """Return a model whose answer and folder name have control characters."""
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    scripted = Scripted(template, ["Begin", f"{ATTACK}\n\n", "End"])
+    scripted = ScriptedModel(template, ["Begin", f"{ATTACK}\n\n", "End"])
     plain = scripted.write(tmp_path_factory.mktemp("models") / "plain")
     return str(shutil.copytree(plain, Path(plain).parent / SHORT.replace("/", "")))
 
@@ -115,7 +115,7 @@ ERRORS: list[tuple[str, ...]] = [
 
 
 def test_errors(lade: Any) -> None:
-    """Errors are written alike wherever stderr leads, of which one is a terminal here."""
+    """Errors are written in the same way to any stderr; here one is a terminal."""
     for arguments in ERRORS:
         done = lade(*arguments)
         assert done.err.startswith("lade: "), arguments
@@ -123,7 +123,7 @@ def test_errors(lade: Any) -> None:
     harmless(*ERRORS[-1])
 
 
-def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
+def test_names_of_models_and_profiles(model: str, tmp_path: Path) -> None:
     profiles = tmp_path / "lade" / "profiles"
     profiles.mkdir(parents=True)
     text = (Path(__file__).parents[2] / "ladecli/profiles/cpu.toml").read_text()

@@ -1,4 +1,4 @@
-"""What a person sees while a reply comes, on a terminal that keeps its scrollback."""
+"""The live view of a reply, on a terminal with a scrollback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEIGHT = 6
 
 
 class Terminal:
-    """A view and the screen that it draws on, with a clock that the test moves."""
+    """A view with its screen, and a clock that the test moves."""
 
     def __init__(self, width: int = 40) -> None:
         self._screen_of(width)
@@ -41,7 +41,7 @@ class Terminal:
         self.view.show(event)
 
     def show(self, *events: TextEvent) -> list[str]:
-        """Events, each late enough to be drawn."""
+        """Show events, each late enough to be drawn."""
         for event in events:
             self.now += 10
             self.take(event)
@@ -52,14 +52,14 @@ class Terminal:
         return self.show(*(step(text[at : at + size], source) for at in range(0, len(text), size)))
 
     def redraw(self) -> list[str]:
-        """An event without text, late enough to be drawn."""
+        """Show an event without text, late enough to be drawn."""
         self.now += 10
         self.view.show(PromptRead(1, 1, 0.1))
         self.update()
         return self.lines
 
     def resize(self, width: int) -> None:
-        """Make the screen narrower or wider: as terminals do, long lines are broken anew."""
+        """Make the screen narrower or wider; like a terminal, wrap long lines again."""
         before, rows = self.screen, self._rows()
         at = len(before.history.top) + before.cursor.y
         while len(rows) > at + 1 and not rows[-1]:
@@ -74,7 +74,7 @@ class Terminal:
         return self.lines
 
     def update(self) -> bool:
-        """Take what was written; whether there was anything."""
+        """Process the output; return True if there was any."""
         text = self.written.getvalue()
         self.written.seek(0)
         self.written.truncate()
@@ -88,7 +88,7 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """The scrollback and the screen, without the empty rows at the end."""
+        """Return the scrollback and the screen, without the empty rows at the end."""
         return "\n".join(self._rows()).rstrip().split("\n")
 
 
@@ -116,7 +116,7 @@ PROSE = "\n".join(map(ROW.format, range(20)))
           "2.00 tokens per step · 200.0 tok/s · 1906/2048 ▂▂"]),
     ],
 )  # fmt: skip
-def test_a_reply_on_its_way(width: int, growing: list[str], grown: list[str]) -> None:
+def test_an_unfinished_reply(width: int, growing: list[str], grown: list[str]) -> None:
     terminal = Terminal(width)
     assert terminal.show(Started(0, 1900), PromptRead(512, 1900, 0.1))[1:] == [
         *("", "reading the prompt 512/1900")
@@ -160,7 +160,7 @@ def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
 
 
 def refreshes(terminal: Terminal, events: Iterable[TextEvent], seconds: float) -> int:
-    """How often the view draws, if an event comes every `seconds`."""
+    """Return the number of refreshes if an event comes every `seconds`."""
     drawn = 0
     for event in events:
         terminal.now += seconds

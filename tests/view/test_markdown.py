@@ -1,4 +1,4 @@
-"""A reply as styled rows: its text stays as it is, and rows do not depend on the pieces."""
+"""A reply as styled rows: its text is unchanged, and rows do not depend on the pieces."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lines_of(text: str, width: int = 30, markdown: bool = True) -> list[str]:
 
 
 def styles_of(row: Text) -> list[tuple[str, str]]:
-    """Runs of one style, as text and the style's words."""
+    """Return runs of one style, as text and the words of the style."""
     runs: list[tuple[str, str]] = []
     for text, style, _ in row.render(Console(), end=""):
         words = "" if style is None or not style else str(style).replace("none", "")
@@ -150,7 +150,7 @@ def test_marks_are_kept_and_style_what_they_enclose(text: str, expected: Any) ->
         *("#hashtag and # no title", "-5 degrees, 3.5 too", "1984 was a year", "a < b", "a <x>"),
     ],
 )
-def test_marks_that_mean_nothing_style_nothing(text: str) -> None:
+def test_marks_without_meaning_have_no_style(text: str) -> None:
     (row,) = rows_of(text)
     assert styles_of(row) == [(text, "")]
 
@@ -158,10 +158,13 @@ def test_marks_that_mean_nothing_style_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "italic"),
     [
-        ("~~~nonsense\ndef f(): *x*\n```\n~~~\n*b*", [4]),  # the other fence is code
+        (
+            "~~~nonsense\ndef f(): *x*\n```\n~~~\n*b*",
+            [4],
+        ),  # the other kind of fence is part of the code
         ("````\n```\n*a*\n````\n*b*", [4]),
         ("1. run\n   ```sh\n   *ls*\n   ```\n   *then*\n- ```\n  *y*\n  ```\n*z*", [4, 8]),
-        ("```x``` *y*\n*z*", [0, 1]),  # code in a line opens none
+        ("```x``` *y*\n*z*", [0, 1]),  # inline code opens no fence
     ],
 )
 def test_fences_open_and_close(text: str, italic: list[int]) -> None:
@@ -194,10 +197,10 @@ BOMBS = {
 }
 
 
-@pytest.mark.timeout(60)  # a hundred times what they take
+@pytest.mark.timeout(60)  # a hundred times the usual time
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_text_that_is_hard_to_set(bomb: str) -> None:
-    """All of it is there, the same however it comes, and at a cost that grows as it does."""
+def test_a_text_that_is_hard_to_lay_out(bomb: str) -> None:
+    """The text is complete and the same for any pieces, and the cost grows linearly."""
     text = BOMBS[bomb]
     shown = []
     for size in (20_000, 997):

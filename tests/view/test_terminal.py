@@ -1,4 +1,4 @@
-"""A reader that leaves early, as `head` does, ends the program without a word."""
+"""A reader that closes the pipe early, like `head`, ends the program without a message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     with tempfile.TemporaryFile() as err:
-        child = processes.Forked([*command.split(), *trace], (0, write, err.fileno()), os.environ)
+        child = processes.ForkedProgram(
+            [*command.split(), *trace], (0, write, err.fileno()), os.environ
+        )
         os.close(write)
         assert child.wait() == 0
         err.seek(0)

@@ -1,4 +1,4 @@
-"""Attention: masks of all forms, and every backend against attention written out."""
+"""Attention: all kinds of masks, and every backend against a plain implementation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 class FlashAttn(types.ModuleType):
-    """Stands for the package flash-attn, which runs on GPUs only."""
+    """A replacement for the package flash-attn, which runs only on GPUs."""
 
     @staticmethod
     def flash_attn_with_kvcache(
@@ -40,7 +40,7 @@ class FlashAttn(types.ModuleType):
         softmax_scale: float,
         return_softmax_lse: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Out [1, T, H, D], and the log-sum-exp of scores [1, H, T]."""
+        """Return the output [1, T, H, D], and the log-sum-exp of scores [1, H, T]."""
         assert return_softmax_lse
         end = int(cache_seqlens)
         query, keys, values = (x.transpose(1, 2).float() for x in (query, keys, values))
@@ -140,7 +140,7 @@ CASES = [  # heads, key/value heads, head size, tokens, prefix, sliding window, 
 @pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_backends_over_shapes_windows_soft_caps_and_sinks(backend: str, number: int) -> None:
-    """Every type with and without sinks in turn."""
+    """Types with and without sinks alternate."""
     *heads, count, prefix, window, softcap = CASES[number]
     for turn, dtype in enumerate(TOLERANCE, start=number):
         sinks = torch.linspace(-3, 4, heads[0]).to(dtype) if turn % 2 else None
@@ -211,12 +211,12 @@ def test_triton_reads_nothing_that_no_token_sees() -> None:
         ),
     ],
 )
-def test_backends_that_cannot_be_here_are_refused(name: str, message: str) -> None:
+def test_backends_that_this_machine_lacks_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose_backend(name, CPU, torch.float32)
 
 
-def test_a_backend_that_fails_at_load_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_fails_at_load_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Tensor:
         raise RuntimeError("no kernel image\nis available")
 

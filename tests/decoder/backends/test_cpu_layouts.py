@@ -1,4 +1,4 @@
-"""Forms of weights on a CPU: which one is taken, what it computes, and what stays in memory."""
+"""Forms of weights on a CPU: the choice of a form, its results, and its memory."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ TYPES = pytest.mark.parametrize("dtype", CPU_TYPES)
 
 
 def bare_processor(monkeypatch: pytest.MonkeyPatch, halves: bool = False) -> None:
-    """Pretend that libraries have no products for 16 bits here, but for `halves`."""
+    """Pretend that libraries have no products in 16 bits, except for `halves`."""
     monkeypatch.setattr(cpu_layouts, "packs", lambda dtype: dtype == torch.float32)
     monkeypatch.setattr(cpu_layouts, "packs_halves", lambda: halves)
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """Let every weight have one form."""
+    """Use one form for every weight."""
     monkeypatch.setattr(weights, "choose_form", lambda *_: form)
 
 
@@ -62,7 +62,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
 def test_every_form_is_the_product(
     bias: bool, bare: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here, and on a processor that has nothing for 16 bits."""
+    """On this processor, and on one without instructions for 16 bits."""
     if bare:
         bare_processor(monkeypatch)
     for form in forms_of(dtype):
@@ -129,10 +129,10 @@ def test_oneDNN_packs_bfloat16_where_the_processor_multiplies_in_it(monkeypatch:
 
 @HALVES
 @TYPES
-def test_halves_are_for_weights_that_16_bits_hold(dtype: torch.dtype) -> None:
+def test_halves_are_only_for_weights_that_16_bits_hold_exactly(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight = torch.randn(64, 64)
-    # Near the least that float16 holds, near the most, and nothing at all.
+    # Near the smallest float16, near the largest, and zero.
     for holds in (weight.half() * 1e-3, weight.bfloat16() * 1e4, torch.zeros(64, 64)):
         assert "halves" in possible(holds.to(dtype))
     assert dtype != torch.float32 or "halves" not in possible(weight)
@@ -147,7 +147,7 @@ def test_halves_are_for_weights_that_16_bits_hold(dtype: torch.dtype) -> None:
 def test_a_processor_without_16_bits_gives_the_text_of_float32(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To hold weights in 16 bits costs it nothing but what they round."""
+    """Weights in 16 bits change the text only by their own rounding."""
     bare_processor(monkeypatch, halves=True)
     prompt, model = prompt_for(family), copy.deepcopy(model_of(family)).to(dtype)
     expected = transformers_ids(copy.deepcopy(model).float(), prompt, 40)
@@ -161,7 +161,7 @@ def test_a_processor_without_16_bits_gives_the_text_of_float32(
 @TYPES
 @pytest.mark.parametrize("family", ["llama_tied", "qwen2"])
 @pytest.mark.usefixtures("small_weights_count")
-def test_nothing_keeps_the_file_of_weights_that_have_another_form(
+def test_the_file_of_converted_weights_is_closed(
     family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefer(monkeypatch, "halves")
@@ -193,10 +193,10 @@ def test_a_model_that_holds_packed_weights_alone_gives_its_text_to_several_decod
 @HALVES
 @pytest.mark.parametrize("form", ["rows", "packed", "halves"])
 @pytest.mark.usefixtures("small_weights_count")
-def test_what_is_between_products_of_16_bits_is_float32(
+def test_operations_between_products_in_16_bits_use_float32(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what products round to is known to who asks what rounding explains."""
+    """The rounding of products is known to the code that explains divergences."""
     if form not in forms_of(torch.bfloat16):
         pytest.skip("this processor has no products of bfloat16")
     model = copy.deepcopy(model_of("llama")).bfloat16()

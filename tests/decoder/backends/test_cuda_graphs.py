@@ -1,6 +1,6 @@
-"""Captured steps give the text of steps that run one operation at a time; ways to fail.
+"""Captured steps give the text of eager steps; failures of captures.
 
-What is captured here is done again in replays, Python and all, on a CPU.
+On a CPU, replays run the captured work again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.strategy import Draft
 from tests.support.decoding import decoder_of, ids_of, run, steps_of, transformers_ids, use
-from tests.support.device import Again
+from tests.support.device import FakeCapture
 from tests.support.models import model_of, new_model, prompt_for
 from tests.support.oracle import Oracle, counts
 
@@ -30,20 +30,20 @@ pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "gemma2", "phi3_long", "glm4", "smollm3", "gpt2")
-"""They differ in what a capture holds by address: positions, rotary embedding and masks."""
+"""Families that differ in the tensors of a capture: positions, rotary embedding and masks."""
 CONFIG = LookaheadConfig(4, 4, 4, 24)
 CONTEXT = LookaheadConfig(4, 4, 4, 24, sources=("context",))
-"""Its steps have many widths."""
+"""Settings whose steps have many widths."""
 SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
 
 
-def captured(family: str, capture: Again | None = None, **options: Any) -> Decoder:
-    return decoder_of(family, cuda_graphs=True, capture=capture or Again(), **options)
+def captured(family: str, capture: FakeCapture | None = None, **options: Any) -> Decoder:
+    return decoder_of(family, cuda_graphs=True, capture=capture or FakeCapture(), **options)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_steps_give_the_same_text(family: str) -> None:
-    prompt, capture = prompt_for(family), Again()
+    prompt, capture = prompt_for(family), FakeCapture()
     expected = transformers_ids(model_of(family), prompt, 32)
     decoder, eager = captured(family, capture), decoder_of(family)
     assert decoder.executor.overlaps
@@ -61,25 +61,25 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
     assert not decoder.executor.notices
 
 
-def fake_decoder(model: Oracle, capture: Again, context: int = 512) -> Decoder:
+def fake_decoder(model: Oracle, capture: FakeCapture, context: int = 512) -> Decoder:
     facts = ModelFacts("oracle", 1, model.vocabulary, context, None, None)
     cache = KVCache(model.layer_shapes, context + 256)
     return Decoder(CudaGraphs(model, cache, facts, context, capture=capture))
 
 
 def test_no_token_sees_padding() -> None:
-    """The fake forward asserts of every row that it sees a text without gaps."""
+    """The fake forward checks that every row sees a text without gaps."""
     model = Oracle(counts)
-    decoder = fake_decoder(model, Again())
+    decoder = fake_decoder(model, FakeCapture())
     for strategy in ("lookahead", "jacobi", "prompt-lookup", "autoregressive"):
         text = ids_of(run(decoder, [15, 16, 17], strategy, CONTEXT))
         assert text == [10 + (token - 9) % 20 for token in [17, *text[:-1]]]
-    # Rows of padding are there, and see themselves.
+    # Rows of padding exist, and see only themselves.
     assert {1, 4} <= {len(texts) for texts in model.steps} <= {1, 2, 3, 4, 8, 16, 24}
 
 
 def test_a_cache_may_grow_under_captured_steps() -> None:
-    model, capture = new_model("llama", max_position_embeddings=1024), Again()
+    model, capture = new_model("llama", max_position_embeddings=1024), FakeCapture()
     prompt, new = prompt_for("llama", 480), Limits(50)
     expected = ids_of(run(load_decoder(model, join=False), prompt, limits=new))
     decoder = load_decoder(model, join=False, cuda_graphs=True, capture=capture)
@@ -101,7 +101,7 @@ def test_the_context_may_be_full() -> None:
 
 
 def test_long_pending_text_and_very_wide_steps_are_not_captured() -> None:
-    capture, model = Again(), Oracle(counts)
+    capture, model = FakeCapture(), Oracle(counts)
     decoder = fake_decoder(model, capture, context=2048)
     run(decoder, [10 + i % 20 for i in range(300)], limits=Limits(1))
     assert capture.captures == 0
@@ -110,8 +110,8 @@ def test_long_pending_text_and_very_wide_steps_are_not_captured() -> None:
     assert {len(texts) for texts in model.steps} >= {600}
 
 
-class Stale(Again):
-    """Does nothing when it is replayed."""
+class StaleCapture(FakeCapture):
+    """A capture whose replay does nothing."""
 
     def __call__(self, work: Work) -> Work:
         super().__call__(work)
@@ -121,8 +121,8 @@ class Stale(Again):
 FAILED, NO_MEMORY = [ValueError("not that\nat all")] * 2, [torch.OutOfMemoryError("CUDA out of")]
 
 
-@pytest.mark.parametrize("capture", [Again(*FAILED), Again(*NO_MEMORY), Stale()])
-def test_captures_that_fail_at_load_are_done_without(capture: Again) -> None:
+@pytest.mark.parametrize("capture", [FakeCapture(*FAILED), FakeCapture(*NO_MEMORY), StaleCapture()])
+def test_a_model_runs_without_captures_that_fail_at_load(capture: FakeCapture) -> None:
     decoder, prompt = captured("llama", capture), prompt_for("llama")
     expected = ids_of(run(decoder_of("llama"), prompt))
     for _ in range(2):
@@ -133,8 +133,8 @@ def test_captures_that_fail_at_load_are_done_without(capture: Again) -> None:
     assert "\n" not in notice
 
 
-def test_a_capture_that_fails_is_tried_once_more() -> None:
-    capture = Again(None, None, RuntimeError("another thread was at work"))
+def test_a_failed_capture_is_tried_once_more() -> None:
+    capture = FakeCapture(None, None, RuntimeError("another thread was at work"))
     decoder = fake_decoder(Oracle(counts), capture)
     run(decoder, [15, 16, 17], "lookahead", CONTEXT)
     assert capture.errors == []
@@ -142,8 +142,8 @@ def test_a_capture_that_fails_is_tried_once_more() -> None:
 
 
 @pytest.mark.parametrize("errors", [FAILED, NO_MEMORY], ids=["failed", "memory"])
-def test_a_width_that_cannot_be_captured_is_done_without(errors: list[Exception]) -> None:
-    decoder = fake_decoder(Oracle(counts), Again(None, None, *errors))
+def test_a_width_that_cannot_be_captured_is_not_used(errors: list[Exception]) -> None:
+    decoder = fake_decoder(Oracle(counts), FakeCapture(None, None, *errors))
     for _ in range(2):
         text = ids_of(run(decoder, [15, 16, 17], "lookahead", CONTEXT))
         assert text == [10 + (token - 9) % 20 for token in [17, *text[:-1]]]
@@ -154,8 +154,8 @@ def test_a_width_that_cannot_be_captured_is_done_without(errors: list[Exception]
     assert len({*CAPTURED_WIDTHS[:6]} - {*decoder.executor.widths(24)}) == 1
 
 
-def test_where_no_width_can_be_captured_any_width_does() -> None:
-    decoder = fake_decoder(Oracle(counts), Again(*[ValueError("no")] * 99))
+def test_if_no_width_can_be_captured_any_width_is_used() -> None:
+    decoder = fake_decoder(Oracle(counts), FakeCapture(*[ValueError("no")] * 99))
     executor = decoder.executor
     for width in executor.widths(24):
         executor.launch(layout.build([5], 0, Draft(width=width)), whole)()
@@ -171,7 +171,7 @@ def needs_triton() -> None:
 
 @pytest.mark.parametrize("family", ["gemma2", "glm4"])
 def test_kernels_give_the_same_text(family: str) -> None:
-    """A captured step runs once by itself, too, before it is replayed."""
+    """A captured step also runs once without a capture before it is replayed."""
     needs_triton()
     prompt, few = prompt_for(family, 4), Limits(3)
     decoder = captured(family)
@@ -184,7 +184,7 @@ def test_kernels_give_the_same_text(family: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gate", "most_probable"])
-def test_a_kernel_that_fails_is_done_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_fails_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of resources\nshared memory")
 

@@ -1,4 +1,4 @@
-"""Which families are known: a new release of transformers shows those that are not."""
+"""Known families: this fails if a new release of transformers has unknown ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEWER = """
     hy_v4_vl_text inkling2_loop_text inkling2_text internlm3 iquestcoder kolibri1 lara_mini lfm3
     mistral_large4_text molmo2_text muse_spark_text sarvam_mla sarvam_moe
 """
-"""Families that came after transformers 5.17."""
+"""Families that transformers 5.17 does not have."""
 FIX = (
     "python benchmarks/families.py --only {} says how it is decoded; then add it to FAMILIES"
     " (ladecli/decoder/model/families.py) or to a row of ladecli/decoder/backends/facts.py"
@@ -28,7 +28,7 @@ def test_every_text_family_of_transformers_is_known() -> None:
         *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     }
-    # That one has no default configuration that its own checks accept.
+    # The default configuration of this family fails its own checks.
     for name in sorted(types - known - {"gemma4_assistant"}):
         config = CONFIG_MAPPING[name]()
         family = config.get_text_config(decoder=True).model_type

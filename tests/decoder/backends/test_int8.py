@@ -40,7 +40,7 @@ def load(quantize: str = "8bit", **options: Any) -> LoadedModel:
 
 @pytest.fixture(params=["own", "none"])
 def vnni(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With this processor's instructions, and without what not every one has."""
+    """Run a test with this processor's instructions, and without VNNI."""
     if request.param == "none":
         monkeypatch.setattr(int8, "has_vnni", lambda: False)
 
@@ -73,7 +73,7 @@ def test_an_outlier_leaves_room_for_other_numbers() -> None:
 @pytest.mark.usefixtures("vnni")
 def test_large_sums_do_not_overflow() -> None:
     linear, turned = torch.nn.Linear(64, 8, bias=False), int8.rotation(64)
-    # Once rotated, all numbers are ones, and so the largest integers.
+    # After the rotation all numbers are ones, and so the largest integers.
     x = (torch.ones(5 * 64 // len(turned), len(turned)) @ turned).view(5, 64)
     linear.weight.data = x[:1].expand(8, 64)
     assert int8.Int8Linear(linear)(x).allclose(torch.tensor(64.0))
@@ -90,20 +90,20 @@ def test_a_row_does_not_depend_on_others() -> None:
             assert torch.equal(linear(x[:count]), together[:count])
 
 
-def test_a_damaged_input_is_not_made_a_number() -> None:
+def test_a_nan_input_stays_nan() -> None:
     linear = int8.Int8Linear(torch.nn.Linear(8, 4))
     assert bool(linear(torch.tensor([[float("nan")] + 7 * [1.0]])).isnan().all())
 
 
 @pytest.mark.usefixtures("vnni")
-def test_a_load_says_where_8_bits_take_no_less_time() -> None:
+def test_a_load_says_if_8_bits_save_no_time() -> None:
     assert ("VNNI" in " ".join(load().notices)) == (not int8.has_vnni())
     assert "VNNI" not in " ".join(load("none").notices)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama", "olmo"])
 def test_families_whose_head_is_the_embedding(family: str) -> None:
-    """Also those that scale it, and one all of whose weights become integers."""
+    """Families that scale the embedding, and one whose weights all become integers."""
     model, prompt = new_model(family, tie_word_embeddings=True), prompt_for("llama", 20)
     with torch.no_grad():
         plain = model(torch.tensor([prompt])).logits[0]
@@ -120,7 +120,7 @@ def test_families_whose_head_is_the_embedding(family: str) -> None:
     assert decoder.batch_invariant == (family != "olmo")
 
 
-def test_what_cannot_be_computed_in_8_bits_says_so(lade: Any, tmp_path: Path) -> None:
+def test_unsupported_options_of_8_bits_are_refused(lade: Any, tmp_path: Path) -> None:
     answer = lade("generate", saved(tmp_path, "mamba"), "-p", "a", "--raw", "--quantize", "8bit")
     assert (answer.code, "; try another --quantize" in answer.err) == (1, True)
 
@@ -131,7 +131,7 @@ def test_texts_are_those_of_plain_decoding_bit_for_bit() -> None:
     config, limits = LookaheadConfig(7, 5, 7), Limits(60)
     samplings = (SamplingConfig(), SamplingConfig(0.8, seed=5))
     for blocks, (prompt, sampling) in enumerate(zip(PROMPTS, samplings, strict=True), start=1):
-        # Beyond one and two blocks of keys, whose sums attention adds one by one.
+        # Texts longer than one and two blocks of keys, whose sums attention adds one by one.
         ids, texts = (session.encode(prompt) * 99)[: blocks * BLOCK - 20], []
         for strategy in ("autoregressive", "lookahead", "jacobi"):
             events = run(session.decoder, ids, strategy, config, sampling, limits)
@@ -148,12 +148,12 @@ def test_other_weights_have_the_type_asked_for_and_frequencies_are_exact() -> No
 def test_weights_are_held_once() -> None:
     loaded = load()
     ids = torch.tensor([loaded.tokenizer.encode(PROMPTS[0])])
-    # Nothing is held of the embedding, whose rows are read of the file.
+    # The embedding takes no memory, since its rows are read from the file.
     weight_bytes = loaded.spec.weight_bytes - loaded.spec.vocabulary * loaded.spec.hidden
     layers = [part for part in loaded.model.modules() if isinstance(part, int8.Int8Linear)]
 
     def size() -> int:
-        """Return the bytes of all products; the head was the embedding, and has its own."""
+        """Return the bytes of all products; the head, tied to the embedding before, has its own."""
         products = {layer.product for layer in layers}
         return loaded.model.get_memory_footprint() + sum(x.dense().nbytes for x in products)
 
@@ -163,7 +163,7 @@ def test_weights_are_held_once() -> None:
     with torch.inference_mode():
         before = logits()
         assert size() == pytest.approx(weight_bytes, rel=0.05)
-        for _ in range(2):  # another decoder takes what the first one has
+        for _ in range(2):  # another decoder uses the weights of the first one
             forward = Session(loaded).decoder.executor.model
             assert isinstance(forward, Transformer)
             products = [product for layer in forward.layers for product in layer.products]

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=ALIKE_BFLOAT16))
 EDGES = (15, 16, 95, 127, 128, 129, 191, 192, 255, 257)
-"""Lengths of texts around which something in a step changes."""
+"""Lengths of texts at which the computation of a step changes."""
 HEADS = ((3, 3, 64), (8, 4, 128), (4, 1, 64), (1, 8, 80), (2, 7, 96), (2, 2, 16), (1, 1, 8))
-"""Key heads, query heads of each, and numbers in one."""
+"""Key heads, query heads per key head, and head size."""
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def random_tree(draw: random.Random, nodes: int) -> TokenTree:
 @pytest.mark.parametrize(
     ("seed", "threads"), [(n, 1 + (n >= 40)) for n in range(52)], indirect=["threads"]
 )
-def test_attention_of_a_token_is_the_same_among_others(seed: int, threads: None) -> None:
+def test_attention_of_a_token_does_not_depend_on_others(seed: int, threads: None) -> None:
     draw, attend = random.Random(seed), BACKENDS["invariant"]
     torch.manual_seed(seed)
     kv_heads, groups, size = draw.choice(HEADS)
     prefix = draw.choice([*EDGES, draw.randint(0, 20), draw.randint(20, 700)])
     tree = random_tree(draw, draw.choice([draw.randint(1, 95), draw.randint(96, 250)]))
-    # Tokens that follow one another, as the end of a prompt does, and drafts that go on with them.
+    # Tokens in sequence, like the end of a prompt, and drafts after them.
     text = draw.choice([1, 1, 40, 127])
     step = build([0] * text, prefix, Draft(tree))
     count = len(step.tokens)
@@ -69,7 +69,7 @@ def test_attention_of_a_token_is_the_same_among_others(seed: int, threads: None)
     torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
     for node in draw.sample(range(len(tree)), min(len(tree), 5)):
         path = paths_of(tree)[node]
-        # Alone it stands after its own past, whose keys are in the order of the text.
+        # Alone, the token comes after its own path, whose keys are in the order of the text.
         seen = [*range(prefix + text), *[prefix + text + above for above in path]]
         length, row = len(seen) - 1, text + node
         own, mask = (key[:, :, seen], value[:, :, seen]), StepMask([1], [length], length)
@@ -85,7 +85,7 @@ def invariant_decoder(family: str, dtype: torch.dtype) -> Decoder:
 
 
 def read(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """The logits after the last of them, which are read in one step."""
+    """Return the logits after the last of some tokens, which are read in one step."""
     logits = decoder.executor.run(build(tokens, decoder.cache.length, Draft()))
     decoder.cache.keep(range(len(tokens)))
     return logits[0].clone()
@@ -93,7 +93,7 @@ def read(decoder: Decoder, tokens: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", OWN)
-def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.dtype) -> None:
+def test_logits_of_a_token_do_not_depend_on_others(family: str, dtype: torch.dtype) -> None:
     decoder, draw = invariant_decoder(family, dtype), random.Random(7)
     facts = decoder.facts
     context = (facts.rope_grows and facts.rope_boundary) or facts.context
@@ -104,7 +104,7 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.d
         tree = random_tree(draw, width - 1)
         deepest = max(range(len(tree)), key=tree.depths.__getitem__)
         if boundary is not None and length <= boundary <= length + tree.depths[deepest]:
-            continue  # no draft reaches to where frequencies change
+            continue  # no draft reaches the rotary boundary
         decoder.cache.truncate(0)
         read(decoder, text[:length])
         layout = build(text[length : length + 1], length, Draft(tree))
@@ -124,7 +124,7 @@ def test_prompts_are_read_alike_in_steps_of_any_width(
 ) -> None:
     decoder, draw = invariant_decoder(family, dtype), random.Random(3)
     text = [draw.randrange(VOCABULARY) for _ in range(200)]
-    # One by one wherever something in a step changes, see `EDGES`.
+    # One by one around the lengths in `EDGES`.
     singly = (13, *[1] * 5, 76, *[1] * 3, 28, *[1] * 6, 58, *[1] * 5, 6)
     whole = read(decoder, text)
     for chunks in ((150, 50), (96, 104), (1, 170, 29), singly):
@@ -144,7 +144,7 @@ def test_prompts_are_read_alike_in_steps_of_any_width(
         ("mamba", {"state_size": 8}, torch.float32),  # no drafts, and nothing to say
     ],
 )
-def test_a_model_whose_steps_are_not_says_so(
+def test_a_model_without_batch_invariance_says_so(
     family: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
     decoder = load_decoder(new_model(family, **settings).to(dtype), attention="invariant")
@@ -154,7 +154,7 @@ def test_a_model_whose_steps_are_not_says_so(
 
 
 def test_many_keys_of_little_weight_are_not_lost() -> None:
-    """Sums are exact, of weights that were rounded for it."""
+    """Sums are exact, since weights are rounded before."""
     count, most = 4096, 18.0
     key, value = torch.zeros(1, 1, count, 16), torch.ones(1, 1, count, 16)
     key[:, :, 0], value[:, :, 0] = most / 16, 0.0

@@ -27,7 +27,7 @@ FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3"])
 
 
 def logits_of(forward: Forward, model: Any, text: list[int]) -> Tensor:
-    """Logits of a step with two rival continuations after a prefix."""
+    """Return the logits of a step with two rival continuations after a prefix."""
     facts = facts_of(model)
     executor, start = Executor(forward, new_cache(forward, 64), facts, 64), len(text) - 4
     executor.run(layout.build_chunk(text[:start], 0))

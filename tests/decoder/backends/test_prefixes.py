@@ -1,4 +1,4 @@
-"""Texts that a cache held before: they come back for prompts that begin as they do."""
+"""Earlier texts of a cache, which are restored for prompts with the same beginning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decoder() -> Decoder:
     return decoder
 
 
-def test_a_title_between_two_turns_costs_no_prompt(decoder: Decoder) -> None:
+def test_a_title_request_between_two_turns_keeps_the_prompt_cached(decoder: Decoder) -> None:
     _, first = answer(decoder, LONG)
     assert answer(decoder, TITLE)[0] == 0
     second = [*LONG, *first, 5, 6]
@@ -38,7 +38,7 @@ def test_a_title_between_two_turns_costs_no_prompt(decoder: Decoder) -> None:
     cached, text = answer(decoder, second)
     assert cached >= len(LONG)
     assert text == answer(fresh, second)[1]
-    # Both are there again, and an edited end keeps the start.
+    # Both are restored, and a text with another end keeps its beginning.
     assert answer(decoder, [*TITLE, 3])[0] == 0, "too short to be kept"
     edited = [*LONG[:150], 9, 9, 9]
     cached, text = answer(decoder, edited)
@@ -46,7 +46,7 @@ def test_a_title_between_two_turns_costs_no_prompt(decoder: Decoder) -> None:
     assert text == answer(fresh, edited)[1]
 
 
-def test_memory_is_bounded_and_short_texts_evict_no_long_one(decoder: Decoder) -> None:
+def test_memory_is_bounded_and_short_texts_do_not_evict_long_ones(decoder: Decoder) -> None:
     answer(decoder, LONG)
     size = sum(tensor.nbytes for tensor in decoder.cache.save())
     decoder.kept_texts = Prefixes(round(size * 1.2))

@@ -1,4 +1,4 @@
-"""What libraries warn of is no fault of a model, and no door shows it."""
+"""Warnings of libraries: they are not a model's fault, and no entry point shows them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=9, d
 
 @pytest.fixture(scope="module")
 def warning_folder(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model whose forward warns, each time of something else."""
+    """Return the folder of a model whose forward warns of something new each time."""
     own = {"AutoModelForCausalLM": "modeling_warns.WarningForCausalLM"}
     folder = tmp_path_factory.mktemp("models") / "warns"
     copied(model_folder, folder, stating("config.json", auto_map=own))
@@ -59,9 +59,9 @@ def warning_folder(model_folder: str, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo", "stablelm", "mamba"])
-def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
-    """By our own forward, transformers', a chain of drafts and one token at a time: here warnings
-    are errors."""
+def test_a_model_that_warns_is_decoded_like_any_other(family: str) -> None:
+    """Four backends (our own forward, transformers', chains of drafts, one token at a time), with
+    warnings as errors."""
     model, prompt = new_model(family), prompt_for(family)
     expected = transformers_ids(model, prompt, 20)
     silent, forward, calls = load_decoder(model, join=False).executor, model.forward, count()
@@ -91,8 +91,8 @@ def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
     ],
 )
 def test_commands_show_no_warning(command: str, warning_folder: Path) -> None:
-    """In processes of their own, whose filters are Python's and not those of the tests; `--debug`
-    is for those who look for faults."""
+    """In separate processes, with Python's filters and not those of the tests; `--debug` shows
+    warnings."""
     name, *options = command.split()
     arguments = (name, str(warning_folder), "--trust-remote-code", *options)
     done = processes.lade(*arguments, text="Hello\n", LADE_PROFILE="cpu")
@@ -105,7 +105,7 @@ def test_commands_show_no_warning(command: str, warning_folder: Path) -> None:
 def test_nothing_warns_while_it_is_imported(
     warning_folder: Path, model_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `ladecli.load` and `custom_generate`, in a new Python; for the program see
+    """Import `ladecli.load` and `custom_generate` in a new Python; for the program see
     `test_architecture`."""
     monkeypatch.setenv("LADE_PROFILE", "cpu")
     arguments = ["-c", PYTHON, str(warning_folder), model_folder]

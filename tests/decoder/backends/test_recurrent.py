@@ -1,4 +1,4 @@
-"""Hybrids, whose recurrent layers verify trees of drafts."""
+"""Hybrid models, whose recurrent layers verify trees of drafts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = ("qwen3_next", "granitemoehybrid", "lfm2")
 
 @cache
 def decoder_of(family: str) -> Decoder:
-    """A decoder that tests share, which reads a prompt in chunks."""
+    """Return a shared decoder that reads prompts in chunks."""
     return load_decoder(model_of(family), prefill_chunk=80, join=False)
 
 
@@ -37,7 +37,7 @@ def expected_of(family: str, length: int = 24) -> list[int]:
 
 
 def with_drafts(decoder: Decoder, prompt: list[int], new: int, **options: Any) -> list[Event]:
-    """With a tree of eleven drafts in every step."""
+    """Return a text that was decoded with a tree of eleven drafts in every step."""
     config = LookaheadConfig(budget=12, sources=WITHOUT_WINDOW)
     return run(decoder, prompt, "lookahead", config, limits=Limits(new), **options)
 
@@ -47,8 +47,8 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if fa
 
 @pytest.mark.parametrize("family", [*KINDS, *SLOW])
 def test_texts_are_those_of_generate(family: str) -> None:
-    """With trees and with the paper's window; where the prompt comes in chunks, goes on from an
-    earlier one, or forks from it."""
+    """With trees and with the paper's window, for prompts that are read in chunks, continue an
+    earlier one, or fork from it."""
     decoder, prompt, expected = decoder_of(family), prompt_for(family), expected_of(family)
     assert decoder.executor.model.drafts == "trees"
     assert not decoder.executor.notices
@@ -68,7 +68,7 @@ def test_texts_are_those_of_generate(family: str) -> None:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_a_known_answer_takes_few_steps(family: str) -> None:
-    """Also with a rival at every token, which stands before the right one."""
+    """Also with a rival before the right token at every position."""
     decoder, prompt, expected = decoder_of(family), prompt_for(family), expected_of(family)
     store = DraftStore()
     for step in range(len(expected)):
@@ -86,11 +86,11 @@ def test_a_known_answer_takes_few_steps(family: str) -> None:
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("call", [1, 2, 3, 6])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
-def test_a_step_that_is_broken_off_changes_nothing(
+def test_an_interrupted_step_changes_nothing(
     family: str, call: int, error: type[BaseException]
 ) -> None:
-    """Ctrl-C ends the text, which goes on from the tokens that came; without memory, the step is
-    fed again."""
+    """After Ctrl-C, the text can be continued from the tokens so far; if memory runs out, the step
+    is fed again."""
     decoder, prompt, expected = decoder_of(family), prompt_for(family), expected_of(family)
     decoder.forget()
     calls = itertools.count(1)
@@ -126,7 +126,7 @@ def test_others_may_use_the_model_between_steps() -> None:
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_a_layer_that_computes_something_else_gets_chains(family: str) -> None:
+def test_a_layer_with_another_computation_gets_chains(family: str) -> None:
     model = new_model(family)
     kind = {"qwen3_next": "DeltaNet", "granitemoehybrid": "Mamba", "lfm2": "ShortConv"}[family]
     module = next(part for part in model.modules() if kind in type(part).__name__)
@@ -147,14 +147,14 @@ def test_the_start_of_a_text_is_not_read_again(family: str) -> None:
     model, prompt = new_model(family), prompt_for(family, 200)
     decoder, read = load_decoder(model, prefill_chunk=80, join=False), list[int]()
     model.register_forward_pre_hook(
-        lambda module, args, given: read.append(given["input_ids"].numel()), with_kwargs=True
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     text = prompt + ids_of(run(decoder, prompt, limits=Limits(12)))
     for ids, most in (
         ([*text, 5, 6, 7], 4),  # the next turn
         (prompt, 1),  # once more
-        ([*text[:204], 9, 8, 7], 8),  # the answer is told in another way
-        ([*prompt[:197], 9, 8, 7], 68),  # so is the end of the prompt
+        ([*text[:204], 9, 8, 7], 8),  # another end of the answer
+        ([*prompt[:197], 9, 8, 7], 68),  # another end of the prompt
         ([*prompt[:100], *range(9, 20)], 111),  # another last message
         ([9, 8, 7, *prompt], 203),
     ):
@@ -166,7 +166,7 @@ def test_the_start_of_a_text_is_not_read_again(family: str) -> None:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_an_earlier_text_comes_back_with_its_states(family: str) -> None:
-    """A long one, after another text of which nothing is known."""
+    """A long text comes back after an unrelated one."""
     long, decoder = prompt_for(family, 200), load_decoder(model_of(family), join=False)
     decoder.kept_texts = Prefixes(1 << 30)
     text = [*long, *ids_of(run(decoder, long, limits=Limits(8)))]

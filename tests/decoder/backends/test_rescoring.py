@@ -1,4 +1,4 @@
-"""Texts scored again: plain decoding's own logits, and rounding told from faults."""
+"""Rescored texts: plain decoding's own logits, and the distinction of rounding from faults."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.slow
 
 GREEDY = SamplingConfig()
 DRAWN = SamplingConfig(temperature=0.8, seed=3)
-# Rotary frequencies that change with the length, learned positions, sliding windows.
+# Families with changing rotary frequencies, learned positions, sliding windows.
 FAMILIES = ("llama", "llama_dynamic", "phi3_long", "gpt2", "mistral", "gemma2")
 
 
 def gap_to(
     decoder: Decoder, family: str, sampling: SamplingConfig, other: int | None = None
 ) -> LogitGap:
-    """Return how far another token is from the last one that lookahead chose."""
+    """Return the distance of another token from the last one that lookahead chose."""
     prompt = prompt_for(family)
     config, limits = LookaheadConfig(4, 4, 4), Limits(min(30, decoder.max_context - len(prompt)))
     events = run(decoder, prompt, "lookahead", config, sampling, limits)
@@ -49,12 +49,12 @@ def test_forwards_of_all_widths_agree(family: str, penalty: float) -> None:
     assert not gap.explained
 
 
-def test_a_drawn_token_is_told_from_another() -> None:
+def test_the_distance_of_a_drawn_token_to_another() -> None:
     gap = gap_to(decoder_of("llama"), "llama", DRAWN)
     assert 0 < gap.noise < 1e-4
     assert 0 < gap.distance < math.inf
     assert not gap.explained
-    # A token that top-k removes is as far away as it takes to be left in.
+    # The distance of a token that top-k removes is that after which it is kept.
     narrow = SamplingConfig(temperature=0.8, top_k=1, seed=3)
     removed = gap_to(decoder_of("llama"), "llama", narrow)
     assert removed.distance == pytest.approx(removed.gap, rel=2e-3)
@@ -62,7 +62,7 @@ def test_a_drawn_token_is_told_from_another() -> None:
 
 
 def add_noise(decoder: Decoder, noise: float, token: int = 7) -> None:
-    """Let one token have more in wide steps."""
+    """Raise the logit of one token in wide steps."""
 
     def noisy(step: StepInputs, logits: Tensor) -> Tensor:
         logits = logits.clone()
@@ -73,7 +73,7 @@ def add_noise(decoder: Decoder, noise: float, token: int = 7) -> None:
 
 
 def test_rounding_explains_a_near_tie() -> None:
-    """Two tokens a hair apart, and forwards that differ by a hair."""
+    """A tiny gap between two tokens, and a tiny difference between forwards."""
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
     rescorer = Rescorer(decoder)
     known = len(prompt) - 1  # so that plain decoding feeds the last token alone
@@ -87,7 +87,7 @@ def test_rounding_explains_a_near_tie() -> None:
     assert noisy.allowed > sharp.allowed
 
 
-def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
+def test_noise_larger_than_rounding_is_not_accepted() -> None:
     decoder = decoder_of("llama")
     add_noise(decoder, 5.0)
     text = [*prompt_for("llama"), 9, 10, 11]
@@ -99,7 +99,7 @@ def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize(("most", "widest"), [(30, 24), (0, None)])
-def test_forwards_are_narrower_without_memory_or_there_is_no_answer(
+def test_without_memory_forwards_are_narrower_or_there_is_no_result(
     most: int, widest: int | None
 ) -> None:
     prompt, decoder = prompt_for("llama"), decoder_of("llama")

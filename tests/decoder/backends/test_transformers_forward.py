@@ -1,4 +1,4 @@
-"""Families that are tried, those without drafts, and those that are refused; facts."""
+"""Families on transformers' forward: unknown ones, those without drafts, refused ones; facts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_TREES: dict[str, tuple[Drafts, str, dict[str, Any]]] = {
     "openai-gpt": ("none", "attention interface", {"n_positions": 128}),
     "doge": ("none", "by their content", {}),
 }
-"""What can be verified, why no trees can, and settings of a small model."""
+"""The drafts that can be verified, the reason against trees, and settings of a small model."""
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ FREE = StepCost()
 def decode(
     decoder: Decoder, prompt: list[int], new: int, cost: StepCost = FREE, **options: Any
 ) -> list[Event]:
-    """Decode with as many drafts as fit a step of 12 tokens; they cost nothing by default."""
+    """Decode with as many drafts as fit into a step of 12 tokens, by default at no cost."""
     config = LookaheadConfig(budget=12, sources=WITHOUT_WINDOW, step_cost=cost)
     return run(decoder, prompt, "lookahead", config, limits=Limits(new), **options)
 
 
 @pytest.mark.parametrize("family", NO_TREES)
-def test_where_no_trees_can_be_verified_the_text_is_still_that_of_generate(family: str) -> None:
-    """Also if the prompt comes in chunks, goes on from an earlier one, or forks from it.  Without
+def test_families_without_trees_give_the_text_of_generate(family: str) -> None:
+    """Also for prompts that are read in chunks, continue an earlier one, or fork from it.  Without
     drafts, no token is read twice."""
     drafts, why, settings = NO_TREES[family]
     model, prompt = new_model(family, **settings), prompt_for(family)
@@ -102,7 +102,7 @@ def shared_decoder(family: str) -> Decoder:
 
 
 def chained(family: str) -> Decoder:
-    """Return a decoder that tests share, without what it keeps of earlier texts."""
+    """Return a shared decoder, after it has forgotten earlier texts."""
     decoder = shared_decoder(family)
     decoder.forget()
     return decoder
@@ -114,7 +114,7 @@ def test_chains_of_drafts_change_nothing(family: str, temperature: float) -> Non
     decoder, sampling = chained(family), SamplingConfig(temperature=temperature, seed=3)
     config = LookaheadConfig(4, 3, 4, 20)
     settings = [("lookahead", config), ("lookahead", PAPER)]
-    if not temperature:  # tokens are drawn after what strategies differ in
+    if not temperature:  # tokens are drawn after the first difference of strategies
         settings += [("jacobi", config), ("prompt-lookup", config)]
     for prompt, limits in ((prompt_for(family), Limits(16)), (prompt_for(family, 1), Limits(9))):
         plain = ids_of(run(decoder, prompt, sampling=sampling, limits=limits))
@@ -125,8 +125,8 @@ def test_chains_of_drafts_change_nothing(family: str, temperature: float) -> Non
 
 @pytest.mark.parametrize("family", CHAINS)
 def test_a_known_answer_takes_few_steps_with_chains(family: str) -> None:
-    """Wrong in one place: the cache is put back, and the text goes on from there.  What the first
-    step takes of a long prompt is no debt of the drafts."""
+    """One draft is wrong, so the cache is restored, and the text goes on from there.  The prompt
+    tokens in the first step do not count against the drafts."""
     decoder, prompt = chained(family), prompt_for(family, 120)
     expected = ids_of(run(decoder, prompt, limits=Limits(40)))
     store, answer = DraftStore(), list(expected)
@@ -138,12 +138,12 @@ def test_a_known_answer_takes_few_steps_with_chains(family: str) -> None:
     assert len(steps_of(events)) < 40 / 3
 
 
-def test_texts_end_where_a_forward_without_trees_does_not_go_on() -> None:
+def test_texts_end_at_the_limits_of_a_forward_without_trees() -> None:
     model, prompt = new_model("mpt", max_seq_len=40), prompt_for("mpt")
     decoder, store = load_decoder(model, join=False), DraftStore()
     assert decoder.max_context == 40
     expected = transformers_ids(model, prompt, 40 - len(prompt))
-    store.learn_text([*prompt, *expected, *prompt])  # what drafts would go on with
+    store.learn_text([*prompt, *expected, *prompt])  # the continuation that drafts would propose
     for events in (run(decoder, prompt), decode(decoder, prompt, 99, store=store)):
         assert (ids_of(events), reason_of(events)) == (expected, "context")
 
@@ -161,7 +161,7 @@ GROWING = {
 def test_rotary_frequencies_that_change_inside_transformers(
     family: str, settings: dict[str, Any]
 ) -> None:
-    """With and without trees; a long prompt in chunks would have those of short texts at first."""
+    """With and without trees; a long prompt in chunks would start with those of short texts."""
     model = new_model(family, head_dim=8, **settings)
     for length in (133, 141):
         prompt = prompt_for(family, length)
@@ -170,7 +170,7 @@ def test_rotary_frequencies_that_change_inside_transformers(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used(count: int) -> None:
+def test_an_interrupted_answer_leaves_a_valid_cache(count: int) -> None:
     decoder, prompt = chained("llama4_text"), prompt_for("llama4_text")
     expected = ids_of(run(decoder, prompt, limits=Limits(20)))
     stop = Mock(side_effect=[*[False] * (count - 1), KeyboardInterrupt])
@@ -182,7 +182,7 @@ def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used(count: int
 @pytest.mark.parametrize("family", ["recurrent_gemma", "jamba"])
 @pytest.mark.parametrize("length", [1, 24])
 def test_others_may_use_the_model_between_turns(family: str, length: int) -> None:
-    """A text of one token begins anew, too, where the state is in the model's modules."""
+    """A text of one token starts without a state, even if the model's modules keep one."""
     model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family, length)
     expected, decoder = transformers_ids(model, prompt, 20), load_decoder(model, join=False)
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_layers_that_share_keys_verify_trees() -> None:
 @pytest.mark.parametrize("family", CHAINS)
 @pytest.mark.parametrize("call", [1, 2, 3, 6])
 def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call: int) -> None:
-    """The model's own cache holds the step by then, which is fed again."""
+    """By then the model's own cache contains the step, which is fed again."""
     decoder, prompt, calls = chained(family), prompt_for(family), itertools.count(1)
     expected = ids_of(decode(decoder, prompt, 20))
     decoder.forget()
@@ -220,7 +220,7 @@ def test_memory_that_runs_out_after_a_forward_changes_nothing(family: str, call:
     assert ids_of(events) == expected
 
 
-def test_ranks_cannot_share_what_has_no_trees() -> None:
+def test_ranks_cannot_share_a_model_without_trees() -> None:
     with pytest.raises(ConfigError, match="'bloom' verify one continuation at a time"):
         LookaheadParallel(chained("bloom").executor, DistributedTransport(0, 2))
 
@@ -241,7 +241,7 @@ def test_two_threads_leave_a_model_as_it_was() -> None:
 
     def meet(*_: object) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
-            inside.wait(0.2)  # one waits for the other's step, which must not begin
+            inside.wait(0.2)  # one waits during its step; the other's step must not begin
 
     decoders = [load_decoder(model) for _ in range(2)]
     assert all(isinstance(decoder.executor.model, StockModel) for decoder in decoders)
@@ -253,17 +253,17 @@ def test_two_threads_leave_a_model_as_it_was() -> None:
 
 
 def test_an_unknown_family_that_hides_its_sliding_window_gets_no_trees() -> None:
-    """It would pass a trial that is shorter than its window, and be wrong beyond it."""
+    """It would pass a trial that is shorter than its window, and fail later."""
     decoder = load_decoder(new_model("phimoe", sliding_window=20, num_local_experts=2))
     assert "never asked for its sliding window of 20" in decoder.executor.notices[0]
 
 
 def test_an_unknown_family_that_differs_gets_no_trees() -> None:
-    """Here one whose attention does not look at what is cached."""
+    """Its attention ignores the cache."""
     model = new_model("olmo")
     attention = type(model.model.layers[0].self_attn)
 
-    # Its base is known when this runs only.
+    # The base class is known only when this runs.
     class Forgetful(attention):  # type: ignore[misc, valid-type]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs | dict.fromkeys(kwargs.keys() & CACHE_NAMES))
@@ -280,7 +280,7 @@ def test_an_unknown_family_that_differs_gets_no_trees() -> None:
 
 
 def stretched(kind: str, **more: Any) -> dict[str, Any]:
-    """Return a configuration of 64 positions, to which scaling by 4 was added."""
+    """Return a configuration of 64 positions, scaled by 4."""
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **more}
     return {"max_position_embeddings": 64, "rope_parameters": rope}
 
@@ -298,8 +298,7 @@ def stretched(kind: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_facts(family: str, settings: dict[str, Any], limits: tuple[int | None, ...]) -> None:
-    """Context as it is and as may be asked for, sliding window, and where rotary frequencies
-    change."""
+    """The default and the longest context, the sliding window, and the rotary boundary."""
     facts = model_facts(new_model(family, **settings).config)
     assert (facts.layers, facts.vocabulary) == (2, VOCABULARY)
     window = facts.sliding_window, facts.rope_boundary

@@ -37,7 +37,7 @@ OPS: Any = kernels.TritonOps()
 TORCH = TorchOps()
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not triton_available(CPU), reason="needs TRITON_INTERPRET=1")
-# The interpreter cuts numbers off where a GPU rounds to bfloat16.
+# The interpreter truncates numbers to bfloat16, and a GPU rounds them.
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 
 
@@ -46,14 +46,14 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 def assert_close(out: Tensor, expected: Tensor) -> None:
-    """Equal but for the order of a sum, which may round one number in half precision."""
+    """Check for equality up to the order of a sum, which may round one number in half precision."""
     assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
     near = 1e-5 if out.dtype == torch.float32 else 2e-3
     torch.testing.assert_close(out, expected, atol=near, rtol=near)
 
 
 def norm_of(width: int, dtype: torch.dtype, float_weight: bool, seed: int = 1) -> Norm:
-    """In the type of activations as Llama has it, in float32 as Gemma."""
+    """Return a norm in the type of activations like Llama's, or in float32 like Gemma's."""
     weight = 1 + 0.1 * randn(width, seed=seed)
     return Norm(weight if float_weight else weight.to(dtype), 1e-3)
 
@@ -75,7 +75,7 @@ def test_norms(dtype: torch.dtype, float_weight: bool, count: int, width: int) -
 
 
 class Cache:
-    """Keys and values of one layer, [2, heads, slots, size], and where a step of them begins."""
+    """Keys and values of one layer, [2, heads, slots, size], and the first slot of a step."""
 
     def __init__(self, numbers: Tensor, start: int | Tensor) -> None:
         self.numbers, self.start = numbers, start
@@ -106,12 +106,12 @@ SHAPES = [  # heads, key/value heads, head size, numbers turned, interleaved, no
 def test_rope_and_write(
     dtype: torch.dtype, shape: tuple[int, int, int, int, bool, bool], float_weight: bool
 ) -> None:
-    """The host knows where keys go, or the device alone: each with every type and weight."""
+    """The slot of the keys is known to the host, or only to the device; each with every type."""
     heads, kv_heads, size, turned, interleaved, normed = shape
     on_host = (dtype == torch.float32) is float_weight
     start = 1 if on_host else torch.tensor([5], dtype=torch.int32)
     qkv = randn(3, (heads + 2 * kv_heads) * size, dtype=dtype)
-    # As a table of positions has them.
+    # The form of a table of positions.
     cos, sin = randn(3, 2, 1, turned, dtype=dtype, seed=3).unbind(1)
     cache = Cache(randn(2, kv_heads, 9, size, dtype=dtype, seed=4), start)
     norms = [norm_of(size, dtype, float_weight, seed) for seed in (1, 2)] if normed else []
@@ -141,7 +141,7 @@ def test_gate(dtype: torch.dtype, activation: str, count: int, width: int) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 5), (3, 4096), (2, 9001)])
 def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
-    """What torch finds; of equal logits, the token with the lower number."""
+    """Compare with torch's result; among equal logits, the token with the lower id wins."""
     logits = randn(rows, vocabulary).to(dtype)
     logits[0, 1:3] = logits.max() + 1  # equally good, in one block
     logits[-1, :] = float("-inf")  # whole blocks of it
@@ -158,7 +158,7 @@ def test_ranks(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter's numpy
 @pytest.mark.parametrize("wrong", [float("nan"), -float("nan"), float("inf")])
-def test_a_row_with_a_logit_that_is_no_number_has_no_shares(wrong: float) -> None:
+def test_a_row_with_a_nan_logit_has_nan_shares(wrong: float) -> None:
     logits = randn(2, 5000)
     logits[1, 4999] = wrong
     ids, shares = ranking.most_probable(logits, 2)
@@ -169,7 +169,7 @@ def test_a_row_with_a_logit_that_is_no_number_has_no_shares(wrong: float) -> Non
 
 def test_attention_is_compiled_for_all_widths() -> None:
     model = copy.deepcopy(model_of("gemma2")).to(torch.bfloat16)
-    # The interpreter knows one thread.
+    # The interpreter has only one thread.
     compile_attention(
         Transformer(model, model_facts(model.config)), (1, 2, 16), slots=64, workers=1
     )
@@ -243,8 +243,8 @@ compiled(ranking.rank_row, pointers, "", {"BLOCKS": 64})
 
 @pytest.mark.slow
 def test_all_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Without a GPU at hand this much can be known: the compiler takes them, registers suffice,
-    two programs of attention fit on a multiprocessor of an H100, and its matrix unit is used."""
+    """Checks without a GPU: the compiler accepts the kernels, registers suffice, two programs of
+    attention fit on a multiprocessor of an H100, and its matrix unit is used."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
     command = [sys.executable, "-c", COMPILE, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""Copies that are edited on the way: what is expected to follow, after each kind of edit."""
+"""Copies with edits: the expected continuations after each kind of edit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ASK = [900, 901]
 
 
 def after(*written: list[int], handed_over: list[int] | None = None) -> DraftStore:
-    """Return what is known after a file, a question, and parts of an answer, a step for each."""
+    """Return the pointer after a file, a question, and parts of an answer, with a step for each."""
     store, text = DraftStore(), [*FILE, *ASK]
     if handed_over:
         store.learn_text(handed_over)
@@ -24,7 +24,7 @@ def after(*written: list[int], handed_over: list[int] | None = None) -> DraftSto
 
 
 def expected(store: DraftStore, count: int = 6) -> list[list[int]]:
-    """Return the first tokens of each continuation that is expected."""
+    """Return the first tokens of each expected continuation."""
     return [list(span.tokens[:count]) for span in store.context.repeated_spans()]
 
 
@@ -38,18 +38,18 @@ def test_the_passage_is_expected_behind_a_replaced_token_and_behind_an_insertion
     store = after(FILE[:30], [700])
     assert expected(store) == [FILE[31:37], FILE[30:36]]
     assert chance(store, FILE[31]) > chance(store, FILE[30])
-    # Two tokens: they replaced two, or stand before the one that would have come.
+    # Two new tokens: they replace two, or are inserted before the next one.
     assert expected(after(FILE[:30], [700, 701])) == [FILE[32:38], FILE[30:36]]
 
 
-def test_one_token_that_agrees_shows_where_the_text_goes_on() -> None:
+def test_one_equal_token_shows_the_position_after_an_edit() -> None:
     """FILE[34] after FILE[29]: four tokens were left out."""
     assert expected(after(FILE[:30], [FILE[34]]))[0] == FILE[35:41]
     inserted = after(FILE[:30], [700, 701, 702], [FILE[30]])
     assert expected(inserted)[0] == FILE[31:37]
 
 
-def test_a_passage_is_trusted_more_the_more_tokens_agree() -> None:
+def test_longer_agreement_raises_the_probability_of_a_passage() -> None:
     (span,) = after(FILE[:40]).context.repeated_spans()
     (short,) = after(FILE[:6]).context.repeated_spans()
     assert span.tokens[0] == FILE[40]

@@ -99,7 +99,7 @@ def test_the_longest_context_decides() -> None:
     assert best(model_with(*[[1, 3]] * 3, *[[1, 2]] * 3), 1) == [2, 3], "new evidence outweighs old"
 
 
-def test_after_a_new_token_others_that_were_new_speak_for_it() -> None:
+def test_a_new_token_gets_evidence_from_other_new_tokens() -> None:
     model = NgramModel()
     recycle(model, [1, 2], {7: 0.6, 8: 0.3})
     recycle(model, [1, 3], {7: 0.5, 9: 0.4})
@@ -160,7 +160,7 @@ def test_probabilities_and_trees_keep_their_limits(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_dearer_tree_is_a_prefix(seed: int) -> None:
+def test_a_tree_at_higher_cost_is_a_prefix(seed: int) -> None:
     """Along known answers nodes come in order of probability."""
     rng, model = random.Random(seed), NgramModel()
     text = rng.choices(range(9), k=40)
@@ -186,13 +186,13 @@ def test_nodes_that_do_not_pay_are_left_out() -> None:
     sizes = [len(grow(model, text, 99, priced(99, c))) for c in (0.0, 0.02, 0.2, 0.9, 2.0)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[2] > sizes[-1] == 0
-    # The size is chosen as a whole: a dear first node pays where cheap ones follow.
+    # The size is chosen as a whole: an expensive first node pays if cheap ones follow.
     jump = StepCost((1, 2, 9), (0,), ((1.0, 3.5, 3.6),))
     assert len(grow(model, text, 99, jump.curve(0, 1, 8, ()))) > 4
     assert len(grow(model, text, 99, jump.curve(0, 1, 1, ()))) == 0
 
 
-def test_evidence_whose_probabilities_are_too_high_is_corrected() -> None:
+def test_overestimated_probabilities_are_corrected() -> None:
     model, curve = NgramModel(), priced(9, 0.3)
     recycle(model, [1], {2: 0.9})
     recycle(model, [2], {3: 0.9})
@@ -222,7 +222,7 @@ def store_with(*text: int) -> DraftStore:
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.data())
 def test_a_continued_text_counts_every_token_once(text: list[int], data: st.DataObject) -> None:
-    """Whatever part of it came as a prompt, and whatever was accepted."""
+    """For any part that came as a prompt, and any accepted tokens."""
     store, end = DraftStore(), 0
     while end < len(text):
         start, end = end, data.draw(st.integers(end + 1, len(text)))
@@ -234,7 +234,7 @@ def test_a_continued_text_counts_every_token_once(text: list[int], data: st.Data
     assert store.context.corpus.tokens == text
 
 
-def test_a_fork_counts_what_is_new_after_what_is_common() -> None:
+def test_a_fork_counts_only_tokens_after_the_common_part() -> None:
     store = store_with(1, 2, 3, 4)
     store.context.begin([1, 2, 7])
     store.context.begin([1, 2, 7, 8])
@@ -289,17 +289,17 @@ def test_an_interrupted_update_is_noticed() -> None:
     strategy.begin(State([1, 2], 2))
     assert not store.broken
 
-    class Interrupting(list[int]):
+    class InterruptingList(list[int]):
         def __getitem__(self, index: Any) -> Any:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        strategy.begin(State(Interrupting([1, 2]), 2))
+        strategy.begin(State(InterruptingList([1, 2]), 2))
     assert store.broken
 
 
 def test_drafts_use_the_noise() -> None:
-    """When four tokens are equally probable, the noise says which of them will be drawn."""
+    """If four tokens are equally probable, the noise determines which one is drawn."""
     rng = torch.Generator().manual_seed(2)
     table = torch.full((40, 40), -30.0)
     for row in table:
@@ -308,6 +308,6 @@ def test_drafts_use_the_noise() -> None:
     sampling = SamplingConfig(temperature=1.0, seed=9)
     decoder = decoder_with(Markov(table))
     steps = steps_of(run(decoder, [1], "lookahead", config, sampling, Limits(400)))
-    # Blind, 15 nodes are 4 of the first level and 11 of the 16 of the second one.
+    # Without the noise, 15 nodes are 4 of the first level and 11 of the 16 of the second one.
     blind = 1 + 1 + 11 / 16
     assert sum(len(step.tokens) for step in steps[-40:]) / 40 > 1.5 * blind

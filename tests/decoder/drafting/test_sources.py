@@ -1,8 +1,8 @@
 """Texts that repeat their prompt: drafts from the prompt must carry whole passages.
 
-A model that spells out a given answer stands for one whose summaries, edits and quotations copy.
-Wherever it is asked off that path it names a token that follows the last one somewhere in the
-text, as a real model would, so that the window and recycled successors see plausible things.
+A fake model with a fixed answer stands for a real one that summarises, edits or quotes.  After any
+other text it predicts a token that follows the last one somewhere in the text, like a real model,
+so that the window and recycled successors see plausible tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def edited(rng: random.Random, text: list[int]) -> list[int]:
 
 
 def summary(rng: random.Random, text: list[int]) -> list[int]:
-    """Passages of the text, in order, with something of its own between them."""
+    """Return passages of the text, in order, with new tokens between them."""
     starts = range(0, len(text) - 30, 60)
     return [t for start in starts for t in [*text[start : start + 25], *document(rng, 3)]]
 
@@ -60,7 +60,7 @@ def spelling(script: list[int]) -> Decoder:
 def test_copies_take_less_than_half_the_steps_of_the_paper(
     answer: Callable[[random.Random, list[int]], list[int]], tokens_per_step: float
 ) -> None:
-    """`tokens_per_step` are those after a text that was handed over, and is no prompt."""
+    """`tokens_per_step` is for a text that drafts know, but that is not in the prompt."""
     rng = random.Random(0)
     text = document(rng, 240)
     copy = answer(rng, text)

@@ -1,4 +1,4 @@
-"""Our own forward: against the model's, its weights joined and handed back, and fallbacks."""
+"""Our own forward: equality with the model's, joined and restored weights, and fallbacks."""
 
 from __future__ import annotations
 
@@ -53,11 +53,13 @@ def own_logits(model: Any, text: list[int]) -> Tensor:
 def test_logits_are_those_of_the_model(
     family: str, dtype: torch.dtype, packed: bool, request: pytest.FixtureRequest
 ) -> None:
-    """To rounding, which for bfloat16 is measured by the model's own distance from float32."""
+    """Up to rounding, which for bfloat16 is the model's own difference from float32."""
     if packed:
         request.getfixturevalue("small_weights_count")
     model = copy.deepcopy(model_of(family)).to(dtype)
-    text = prompt_for(family, 40)  # queries grow, and windows hide, before its end
+    text = prompt_for(
+        family, 40
+    )  # scaled queries and sliding windows have an effect before its end
     exact, own = own_logits(model_of(family), text), own_logits(model, text).float()
     decoder = load_decoder(model)
     assert isinstance(decoder.executor.model, Transformer)
@@ -108,13 +110,13 @@ def test_joined_weights_are_held_once() -> None:
     ],
 )
 @pytest.mark.usefixtures("small_weights_count")
-def test_a_wrong_row_is_noticed_and_the_models_own_forward_taken(
+def test_a_wrong_family_row_is_detected_and_the_models_own_forward_used(
     family: str, row: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = copy.deepcopy(model_of(family))
     if family == "ministral3":  # within the few tokens of the trial
         model = new_model(family, rope_parameters=SOON_GROWING)
-    model.bfloat16().float()  # so that weights leave the modules, in 16 bits
+    model.bfloat16().float()  # so that weights are detached from the modules, in 16 bits
     expected = transformers_ids(model, prompt_for(family), 20)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     monkeypatch.setitem(families.FAMILIES, model.config.model_type, row)
@@ -132,7 +134,7 @@ SOON_GROWING = OWN["ministral3"][1]["rope_parameters"] | {"original_max_position
 
 
 def test_a_model_of_another_form_runs_on_its_own_forward() -> None:
-    """Another activation, or a device map's hooks."""
+    """A model with another activation, or with the hooks of a device map."""
     relu = new_model("llama", hidden_act="relu")
     hooked = copy.deepcopy(model_of("llama"))
     hooked.model.layers[0]._hf_hook = None

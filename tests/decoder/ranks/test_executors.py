@@ -1,4 +1,4 @@
-"""Groups: several ranks yield, token for token, the text of one, and notice when they cannot."""
+"""Several ranks yield, token for token, the text of one process, and detect when they cannot."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Threads:
             raise RankError("another rank ended") from None
         everyone = [*self._table]
         with contextlib.suppress(threading.BrokenBarrierError):
-            self._barrier.wait(20)  # all have read before anyone writes again
+            self._barrier.wait(20)  # all threads read before any writes again
         return everyone
 
 
@@ -102,9 +102,9 @@ def executor_on(
     before: Check = max,
     **options: Any,
 ) -> Any:
-    """Return a rank's executor, or one of a process alone; parts of a model wait for one another in
-    every forward."""
-    with MODELS:  # which are made of torch's own random numbers
+    """Return the executor of a rank or of a single process; ranks of a split model wait for each
+    other in every forward."""
+    with MODELS:  # since they come from torch's own random numbers
         decoder = load_decoder(copy.deepcopy(model_of(family)), **options)
     forward, numbers = decoder.executor.run, itertools.count()
 
@@ -183,7 +183,7 @@ def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
 @KINDS
 @pytest.mark.parametrize("after", [1, 4, 9])
 def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, after: int) -> None:
-    """Wherever it is closed: at the start, while the prompt is read in chunks, between steps."""
+    """Close it at the start, while the prompt is read in chunks, and between steps."""
     prompt = PROMPT * 2
 
     def one(transport: Threads) -> tuple[bool, list[int]]:
@@ -201,8 +201,8 @@ def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, af
 
 
 @KINDS
-def test_an_interrupt_within_a_step(kind: Any) -> None:
-    """Ranks of lookahead parallelism go on with the next answer; parts of a model cannot."""
+def test_ctrl_c_within_a_step(kind: Any) -> None:
+    """Lookahead-parallel ranks can decode the next answer; ranks of a split model cannot."""
 
     def one(transport: Threads) -> list[int] | str:
         interrupt = raises(KeyboardInterrupt, lambda n, _: (n, transport.rank) == (2, 0))
@@ -241,7 +241,7 @@ def test_a_rank_that_fails_is_named_on_the_others(rank: int) -> None:
         ({"config": LookaheadConfig(4, 4, 5, 30, sources=PAPER)}, "drafted other tokens"),
     ],
 )
-def test_a_rank_that_does_something_else_is_named(other: dict[str, Any], problem: str) -> None:
+def test_a_rank_that_differs_is_named(other: dict[str, Any], problem: str) -> None:
     def one(transport: Threads) -> None:
         options = {"config": LookaheadConfig(5, 4, 5, 30, sources=PAPER)}
         answer(executor_on(transport), **options | (other if transport.rank == 2 else {}))

@@ -1,4 +1,4 @@
-"""Partitions: every node and column is computed by some rank, with all that it sees."""
+"""Partitions: some rank computes every node and column, with all tokens that it sees."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def drafts(draw: st.DrawFn) -> tuple[Draft, list[int]]:
 
 
 def seen_by(block: WindowBlock, cell: int) -> list[tuple[int, int]]:
-    """Tokens and offsets that a cell sees; the current token has no bits."""
+    """Return the tokens and offsets that a cell sees, without the current token."""
     row = block.seen[cell] if cell >= 0 else 0
     return [(block.tokens[i], block.offsets[i]) for i in range(len(block.tokens)) if row >> i & 1]
 
 
 @given(drafts())
-def test_all_is_computed_with_what_it_sees_within_the_limit(case: tuple[Draft, list[int]]) -> None:
+def test_every_node_and_column_is_computed_within_the_limit(case: tuple[Draft, list[int]]) -> None:
     draft, loads = case
     cut_down, shares = partition(draft, loads)
     whole, window = cut_down.tree, cut_down.window
-    # What there is no room for was added last.
+    # Nodes without room are those that were added last.
     assert whole.tokens == draft.tree.tokens[: len(whole)]
     assert whole.parents == draft.tree.parents[: len(whole)]
     assert {node for share in shares for node in share.nodes} == {*range(len(whole))}
@@ -90,8 +90,8 @@ def test_all_is_computed_with_what_it_sees_within_the_limit(case: tuple[Draft, l
 @given(
     st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.integers(ROOT, i - 1) for i in range(n)]))
 )
-def test_the_widest_share_is_as_narrow_as_stretches_of_branches_allow(parents: tuple[int]) -> None:
-    """Against all ways to cut the leaves of a small tree, in depth-first order, into three."""
+def test_the_widest_share_is_as_narrow_as_possible(parents: tuple[int]) -> None:
+    """Compare with all ways to cut the leaves of a small tree, in depth-first order, into three."""
     tree = tree_of([*parents])
     paths: list[tuple[int, ...]] = []
 

@@ -1,4 +1,4 @@
-"""Strategies replay a known text: what they draft, within which limits, and what that may cost."""
+"""Strategies along a known text: their drafts, the limits and the costs."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def replay(strategy: Strategy, text: list[int]) -> list[Draft]:
 
 
 @pytest.mark.parametrize("family", ["phi3_long", "llama_dynamic", "gpt2"])
-def test_the_papers_guesses_end_where_positions_do(family: str) -> None:
-    """At the end of the context, and where rotary frequencies change."""
+def test_the_papers_guesses_end_at_the_limits_of_positions(family: str) -> None:
+    """At the end of the context, and at the rotary boundary."""
     decoder, config = decoder_of(family), LookaheadConfig(2, 4, 8, sources=PAPER)
     end = decoder.executor.facts.rope_boundary or decoder.max_context
     for before in range(2, 8):
@@ -75,7 +75,7 @@ def test_the_papers_guesses_end_where_positions_do(family: str) -> None:
 
 
 def test_the_papers_pool_proposes_ngrams_of_the_window() -> None:
-    """At most G at once, which start with the current token."""
+    """At most G n-grams at once, which start with the current token."""
     config = LookaheadConfig(5, 4, 3, sources=PAPER, step_cost=DEAR)
     drafts = replay(make_strategy("lookahead", config), text_of(600))
     assert all(draft.window for draft in drafts), "whatever a step costs"
@@ -84,7 +84,7 @@ def test_the_papers_pool_proposes_ngrams_of_the_window() -> None:
     assert {source for draft in drafts for source in draft.tree.sources} == {"trajectory"}
 
 
-def test_a_window_pauses_where_it_does_not_pay() -> None:
+def test_a_window_pauses_if_it_does_not_pay() -> None:
     text = random.Random(0).choices(range(9000), k=200)
     config = LookaheadConfig(4, 3, 4, 24, step_cost=StepCost((1, 64), (0,), ((1.0, 4.0),)))
     drafts = replay(make_strategy("lookahead", config), text)
@@ -98,12 +98,12 @@ def test_ranks_share_the_places_of_a_step() -> None:
     strategy.begin(state)
     draft = strategy.propose(state, Room(99, 99, loads=(1, 4)))
     assert draft.window is not None
-    # Two tokens in any case, and three that the second rank must feed again.
+    # Two current tokens, and three tokens that the second rank must feed again.
     assert len(draft.tree) + len(draft.window.tokens) == 2 * 24 - 2 - 3
     assert draft.limit == 24
 
 
-def test_where_drafts_do_not_pay_steps_are_plain_and_few_ask_for_successors() -> None:
+def test_without_gain_steps_are_plain_and_few_ask_for_successors() -> None:
     config = LookaheadConfig(4, 3, 4, 24, ("context", "recycled"), DEAR)
     drafts = replay(
         make_strategy("lookahead", config), random.Random(0).choices(range(9000), k=300)
@@ -118,7 +118,7 @@ STEPS = st.lists(st.tuples(st.integers(1, 12), st.floats(1.0, 12.0)), max_size=2
 
 
 @given(STEPS)
-def test_a_text_does_not_pay_for_what_others_lost(steps: list[tuple[int, float]]) -> None:
+def test_losses_do_not_carry_over_to_other_texts(steps: list[tuple[int, float]]) -> None:
     budget = SpeculationBudget()
     for tokens, cost in steps:
         budget.update(tokens, cost)
@@ -130,7 +130,7 @@ def test_a_text_does_not_pay_for_what_others_lost(steps: list[tuple[int, float]]
 
 @given(STEPS)
 def test_drafts_lose_no_more_than_the_budget(steps: list[tuple[int, float]]) -> None:
-    """Also what they are worth at least: drafts that bring what they cost never pause."""
+    """Drafts that gain as much as they cost never pause."""
     spent, fair = SpeculationBudget(), SpeculationBudget()
     lost = worst = 0.0
     written = 0
