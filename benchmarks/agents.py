@@ -1,10 +1,11 @@
-"""What agents ask of `lade serve`: turns after a title request, long tool lists, random requests.
+"""Requests of agents to `lade serve`: turns after a title request, long tool lists, random ones.
 
     python benchmarks/agents.py --model Qwen/Qwen2.5-Coder-0.5B-Instruct --only turns
     python benchmarks/agents.py --only requests             # with the demo model
 
 Times are CPU seconds of the server until the first token.  Every random request must get the text
-of plain decoding, asked alone; answers by a schema, and arguments of calls, must be valid.
+of plain decoding without other requests; answers with a schema, and arguments of calls, must be
+valid.
 """
 
 import random
@@ -77,7 +78,7 @@ def turns(report: Report, args: Namespace, place: Path) -> None:
 
 
 def asked(draw: random.Random, talks: list[list[Any]]) -> tuple[str, dict[str, Any], list[Any]]:
-    """Return a random request with its kind, and the conversation that its answer goes on."""
+    """Return a random request with its kind, and the conversation that its answer continues."""
     kind = draw.choice(("plain", "schema", "call", "tools", "turn", "turn", "left"))
     said = messages(draw.choice(WISHES).format(draw.choice(SUBJECTS)) + f" ({draw.random()})")
     goes_on = draw.choice(talks) if kind == "turn" else []

@@ -1,7 +1,7 @@
-"""What the scripts share: tables, a file of figures, and parts that note what does not hold.
+"""Helpers of the scripts: tables, files of figures, and scenarios that record violations.
 
-Whoever imports this has one thread, unless OMP_NUM_THREADS says otherwise, asks no hub, and may
-import the tests' helpers.
+Importing this module limits torch to one thread (unless OMP_NUM_THREADS is set), turns the hub off,
+and makes the tests' helpers importable.
 """
 
 from __future__ import annotations
@@ -23,60 +23,59 @@ sys.path.insert(0, str(ROOT))
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser that knows --json; it shows the first line of the description."""
+    """Return a parser with --json, described by the first line of `description`."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here too")
     return parser
 
 
 def save(args: argparse.Namespace, figures: object) -> None:
-    """Write the figures to --json, where it was given."""
+    """Write the figures to --json, if it was given."""
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def print_row(*cells: object) -> None:
-    """A row of a Markdown table; a float has two decimals."""
+    """Print a row of a Markdown table; a float has two decimals."""
     shown = [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells]
     print(f"| {' | '.join(shown)} |", flush=True)
 
 
 def print_head(*names: str) -> None:
-    """The head of a Markdown table."""
+    """Print the header of a Markdown table."""
     print_row(*names)
     print("|---" * len(names) + "|")
 
 
 class Report:
-    """What was done, how often, and what did not hold."""
+    """The figures and the violations of a run."""
 
     def __init__(self) -> None:
         self.figures: dict[str, Any] = {}
         self.faults: list[str] = []
 
     def row(self, name: str, figures: dict[str, Any]) -> None:
-        """Add figures of one part."""
+        """Add the figures of one part."""
         self.figures[name] = figures
         print_row(name, ", ".join(f"{key} {value}" for key, value in figures.items()))
 
     def holds(self, condition: object, what: str) -> None:
-        """Note what must hold, and does not."""
+        """Record a violation if a condition is false."""
         if not condition:
             self.faults.append(what)
             print(f"FAULT: {what}", file=sys.stderr, flush=True)
 
     def ends(self, done: CompletedProcess[str], what: str, codes: Sequence[int] = (0,)) -> None:
-        """Note a program that ended with none of these exit codes."""
-        said = f"{what}: {done.returncode}, {done.stderr[-300:]}"
-        self.holds(done.returncode in codes, said)
+        """Record a program that ended with another exit code."""
+        self.holds(done.returncode in codes, f"{what}: {done.returncode}, {done.stderr[-300:]}")
 
 
-Part = Callable[[Report, argparse.Namespace, Path], None]
-"""Adds to the report, with a folder of its own."""
+Scenario = Callable[[Report, argparse.Namespace, Path], None]
+"""Adds to the report, using an empty folder."""
 
 
-def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> int:
-    """Run the parts that are asked for, all by default; returns 1 where something does not hold."""
+def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Scenario]) -> int:
+    """Run the parts of --only, by default all; return 1 if there is a violation."""
     parser.add_argument("--only", action="append", choices=parts, help="this part alone")
     parser.add_argument("--quick", action="store_true", help="few of everything")
     args = parser.parse_args()

@@ -5,10 +5,10 @@
     python benchmarks/differential.py --models 100 --hybrids    # with recurrent layers alone
 
 Small random models in float32, with all kinds of rotary frequencies, sliding windows, penalties and
-stop strings, and texts that are broken off (by their reader, by Ctrl-C or for want of memory), then
-begun again, continued, and given another end.  A number stands for a model and its cases, the same
-every time.  Answers are asked of `custom_generate`, of `ladecli.Model` and, for the first case of a
-model, of the command line.  The extra `test` is needed.  It exits with 1 if an answer differs.
+stop strings.  Texts are interrupted (by their reader, by Ctrl-C or by a lack of memory), repeated,
+continued, and get another end.  A number determines a model and its cases.  Answers come from
+`custom_generate`, from `ladecli.Model` and, for the first case of a model, from the command line.
+This needs the extra `test`.  The exit code is 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _OTHERS = {"gpt2", "opt", "llama_dynamic", "phi3_long", "mistral_long"}
 NAMES = sorted({*FAMILIES, *HYBRIDS, *CHAINS} - _OTHERS)
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 TURNS = 5
-"""Cases of a model: prompts, each with settings of its own."""
+"""The number of cases of a model: prompts, each with its own settings."""
 ORIGINAL = 40
-"""Length from which on rotary frequencies are scaled: within most texts."""
+"""The length from which rotary frequencies are scaled, reached by most texts."""
 STOPS = ("D", "/", "t", "é", "at", " the", "\n", "a", "你")
 
 
 @dataclass
 class Outcome:
-    """What the cases of a model came to.
+    """The results of the cases of a model.
 
     Attributes:
-        compared: answers.
-        faults: those that differ, in words.
+        compared: the number of answers.
+        faults: descriptions of answers that differ.
     """
 
     number: int
@@ -111,16 +111,16 @@ def run(number: int, folder: Path, families: Sequence[str]) -> Outcome:
             for event in itertools.islice(events, draw.choice((0, 3, 9, 99))):
                 begun += _ids(event)
             events.close()  # type: ignore[attr-defined]
-        outcome.check("Model, broken off", begun, expected[: len(begun)])
+        outcome.check("Model, interrupted", begun, expected[: len(begun)])
         answer = [token for event in loaded.stream(text, **asked) for token in _ids(event)]
         outcome.check("Model", answer, expected)
         if turn == 0:
-            flags = [part for each in stop or () for part in ("--stop", each)]
+            flags = [part for text in stop or () for part in ("--stop", text)]
             outcome.check("lade generate", _by_command(folder, text, new, flags), expected)
         text += tokenizer.decode(expected, skip_special_tokens=True) + _text(draw)[:20]
         if draw.random() < 0.3:
             text = text[: -draw.randint(1, len(text) // 2)] + _text(draw)[:20]
-        # Another conversation, for one: the shortest context is 160 tokens.
+        # Start another text, also because the shortest context is 160 tokens.
         most = (2 if outcome.rope in ROPES[1:] else 4) * ORIGINAL
         if draw.random() < 0.3 or len(tokenizer(text)["input_ids"]) > most:
             text = _text(draw)
@@ -134,7 +134,7 @@ def _generated(model: Any, ids: torch.Tensor, **told: Any) -> list[int]:
 
 @contextlib.contextmanager
 def _failing(decoder: Decoder, draw: Random) -> Iterator[None]:
-    """Have one call of a decoder's parts fail, or none."""
+    """Let one call of a decoder's parts fail, or none."""
     parts = (decoder.executor.model, "forward"), (decoder.cache, "write"), (decoder.cache, "keep")
     (part, name), at, calls = draw.choice(parts), draw.randint(1, 12), itertools.count(1)
     error, work = (
@@ -142,10 +142,10 @@ def _failing(decoder: Decoder, draw: Random) -> Iterator[None]:
         getattr(part, name),
     )
 
-    def call(*args: Any, **given: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == at and error is not None:
             raise error
-        return work(*args, **given)
+        return work(*args, **kwargs)
 
     with mock.patch.object(part, name, call):
         yield
@@ -163,8 +163,8 @@ def _by_command(folder: Path, text: str, new: int, flags: list[str]) -> list[int
         code = entry(arguments)
     if code:
         raise AssertionError(err.buffer.getvalue().decode())  # type: ignore[attr-defined]
-    found = json.loads(out.buffer.getvalue())  # type: ignore[attr-defined]
-    return list(found["token_ids"])
+    answer = json.loads(out.buffer.getvalue())  # type: ignore[attr-defined]
+    return list(answer["token_ids"])
 
 
 def _text(draw: Random) -> str:
@@ -217,7 +217,7 @@ def _rope_of(family: str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without warnings of transformers about configurations, and ours about settings."""
+    """Hide warnings of transformers about configurations, and ours about settings."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -234,7 +234,7 @@ def main() -> int:
     began, families, ropes = time.monotonic(), set(), Counter[str]()
     answers = differences = 0
     with tempfile.TemporaryDirectory() as place:
-        os.environ.update({f"XDG_{each}_HOME": place for each in ("CONFIG", "STATE", "CACHE")})
+        os.environ.update({f"XDG_{kind}_HOME": place for kind in ("CONFIG", "STATE", "CACHE")})
         for number in range(args.first, args.first + args.models):
             with quietly():
                 outcome = run(number, Path(place) / "model", among)
@@ -244,7 +244,7 @@ def main() -> int:
             differences += len(outcome.faults)
             for fault in outcome.faults:
                 print(f"{number}, {outcome.family}, {outcome.rope}: {fault}", flush=True)
-    found = {
+    figures = {
         "first": args.first,
         "models": args.models,
         "cases": args.models * TURNS,
@@ -255,8 +255,9 @@ def main() -> int:
         "seconds": round(time.monotonic() - began),
     }
     print_head("models", "cases", "families", "answers", "differences", "seconds")
-    print_row(args.models, found["cases"], len(families), answers, differences, found["seconds"])
-    save(args, found)
+    row = args.models, figures["cases"], len(families), answers, differences, figures["seconds"]
+    print_row(*row)
+    save(args, figures)
     return int(differences > 0)
 
 

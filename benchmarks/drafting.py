@@ -1,18 +1,17 @@
-"""What drafting costs on the host, and tokens per step beside other methods on a model.
+"""The host's time for drafting, and tokens per step compared with other methods on a model.
 
     python benchmarks/drafting.py
     python benchmarks/drafting.py --model MODEL --prompts FILE [--tokens 96] [--every 1]
 
 Without a model, by budget and length of the text: a text as repetitive as natural language is
-replayed.  The strategy proposes, the walk accepts what agrees with the text, and the strategy
-learns, with successors that favour what followed the same token elsewhere.  Medians of the CPU time
-of this thread per step, in microseconds.  The last line is the memory of what has learned all it
-can hold: texts in which nothing comes twice.
+replayed.  The strategy proposes, the walk accepts tokens that agree with the text, and the strategy
+learns, with successors that favour tokens that followed the same token elsewhere.  The figures are
+medians of the CPU time of this thread per step, in microseconds.  The last line is the memory of a
+full store, after texts without repetitions.
 
-With a model, tokens per step of greedy answers within 16 and 64 tokens, where wide steps cost
-nearly nothing.  Each answer begins with fresh drafts.  What lade has no strategy for is written
-here in the fewest lines that its paper describes: it lacks its authors' tuning, and their figures
-are theirs.
+With a model, tokens per step of greedy answers with budgets of 16 and 64 tokens, if wide steps cost
+nearly nothing.  Each answer starts with empty drafts.  Methods that lade lacks are implemented here
+in the shortest form that their papers describe, without their authors' tuning.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from ladecli.suites import read_rows
 VOCABULARY = 8000
 STEPS = 300
 IDS = 128_000
-"""Of a large vocabulary, for what fills memory."""
+"""The size of a large vocabulary, to fill the memory."""
 NEARLY_FREE = StepCost((1, 64), (0,), ((1.0, 1.05),))
-"""What steps cost where the weights take all of the time."""
+"""The cost of steps if reading the weights takes all of the time."""
 PAPER = {16: LookaheadConfig(4, 3, 4), 64: LookaheadConfig(8, 5, 8)}
 """The paper's window, by the most tokens of a step."""
 SHARES = (0.5, 0.17, 0.09, 0.06, 0.04, 0.03, 0.02, 0.02)
@@ -56,7 +55,7 @@ LONGEST, FACTOR = 24, 4
 
 
 def text_of(length: int, rng: random.Random) -> list[int]:
-    """Zipf-distributed words, of which every fourth or so begins a phrase used before."""
+    """Return Zipf-distributed words, about every fourth of which begins an earlier phrase."""
     weights = [1.0 / (rank + 3) for rank in range(VOCABULARY)]
     text = rng.choices(range(VOCABULARY), weights, k=60)
     while len(text) < length:
@@ -69,7 +68,7 @@ def text_of(length: int, rng: random.Random) -> list[int]:
 
 
 def measure(budget: int, length: int) -> tuple[float, float, float]:
-    """Microseconds to propose and to observe, and tokens per step."""
+    """Return the microseconds to propose and to observe, and tokens per step."""
     rng = random.Random(0)
     text = text_of(length + 4 * STEPS, rng)
     followers: dict[int, dict[int, None]] = defaultdict(dict)
@@ -103,9 +102,9 @@ def measure(budget: int, length: int) -> tuple[float, float, float]:
 
 
 def full_memory() -> tuple[float, float]:
-    """Megabytes that a store of drafts takes after texts of four and eight times its contexts."""
+    """Return the megabytes of a draft store after texts of four and eight times its contexts."""
     rng, store, process = random.Random(0), DraftStore(), psutil.Process()
-    began, found = process.memory_info().rss, []
+    began, sizes = process.memory_info().rss, []
     for _ in range(2):
         for _ in range(4 * CONTEXTS // 32):
             text = rng.choices(range(IDS), k=32)
@@ -113,8 +112,8 @@ def full_memory() -> tuple[float, float]:
             for end in range(4, len(text)):
                 tokens = rng.choices(range(IDS), k=SAMPLED_SUCCESSORS)
                 store.model.recycle(text[:end], TokenTree(), [dict.fromkeys(tokens, rng.random())])
-        found.append((process.memory_info().rss - began) / 1e6)
-    return found[0], found[1]
+        sizes.append((process.memory_info().rss - began) / 1e6)
+    return sizes[0], sizes[1]
 
 
 class TokenRecycling(Strategy):
@@ -150,8 +149,8 @@ class TokenRecycling(Strategy):
 
 
 class SuffixDecoding(Strategy):
-    """What followed a suffix of the text, by its frequency (Oliaro et al., 2024): of the suffixes
-    of all lengths, the one whose tree is expected to yield the most tokens."""
+    """The most frequent continuations of a suffix of the text (Oliaro et al., 2024): of the suffix
+    whose tree has the largest expected number of accepted tokens."""
 
     def __init__(self, budget: int) -> None:
         self._nodes = budget - 1
@@ -182,7 +181,7 @@ class SuffixDecoding(Strategy):
         tree, expected, whole = TokenTree(), 0.0, len(places)
         frontier = [(1.0, 0, ROOT, 0, places)]  # share, order, parent, token, places before it
         while frontier:
-            share, order, parent, token, found = frontier.pop()
+            share, order, parent, token, positions = frontier.pop()
             node = ROOT
             if order:
                 if len(tree) >= limit:
@@ -190,7 +189,7 @@ class SuffixDecoding(Strategy):
                 node, expected = tree.grow(parent, token, "context"), expected + share
             below = 0 if node == ROOT else tree.depths[node]
             following: dict[int, list[int]] = defaultdict(list)
-            for place in found if below < depth else ():
+            for place in positions if below < depth else ():
                 if place < len(text):
                     following[text[place]].append(place + 1)
             for number, (after, ends) in enumerate(following.items()):
@@ -257,8 +256,7 @@ def main() -> None:
     print_head("budget", "text", "propose", "observe", "both", "tokens/step")
     for budget, length in itertools.product((16, 32, 64), (128, 1024, 4096)):
         propose, observe, accepted = min(measure(budget, length) for _ in range(3))
-        times = [round(each) for each in (propose, observe, propose + observe)]
-        print_row(budget, length, *times, accepted)
+        print_row(budget, length, *map(round, (propose, observe, propose + observe)), accepted)
     print("\nfull: {:.0f} MB, and {:.0f} MB after as much again".format(*full_memory()))
 
 

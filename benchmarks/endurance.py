@@ -1,11 +1,11 @@
-"""Does it last, and is anything lost?  Long sessions, interruptions, kills, and disks that refuse.
+"""Long sessions, interruptions, kills, and full or read-only disks: nothing may be lost.
 
     python benchmarks/endurance.py --json benchmarks/results/endurance.json
     python benchmarks/endurance.py --quick                     # a smoke run of two minutes
     python benchmarks/endurance.py --only kills --only disks
 
-Programs are real ones, in pipes or terminals of their own.  The extra `test` is needed, and root
-for disks that are full or cannot be written to.  It exits with 1 where something does not hold.
+Programs are real ones, in their own pipes or terminals.  This needs the extra `test`, and root for
+full and read-only disks.  The exit code is 1 if there is a violation.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def long_session(report: Report, args: Namespace, place: Path) -> None:
         figures = {
             "minutes": round((time.perf_counter() - began) / 60, 1),
             "steps": steps,
-            "MB after each part": [round(each) for each in memory],
-            "ms per step": [round(1000 * each, 2) for each in seconds],
+            "MB after each part": [*map(round, memory)],
+            "ms per step": [round(1000 * duration, 2) for duration in seconds],
             "last over a line through the first half": round(seconds[-1] / expected, 2),
         }
         report.row(f"{tokens:,} tokens, {strategy}", figures)
@@ -101,7 +101,7 @@ def turns(report: Report, args: Namespace, place: Path) -> None:
         time.sleep(0.1)
     done = program.ended()
     messages = json.loads(file.read_text())["messages"]
-    asked = [each["content"] for each in messages if each["role"] == "user"]
+    asked = [message["content"] for message in messages if message["role"] == "user"]
     figures = {
         "seconds": round(time.perf_counter() - began),
         "messages": len(messages),
@@ -115,7 +115,7 @@ def turns(report: Report, args: Namespace, place: Path) -> None:
 
 
 ENDS = (b"(stopped)", b"tokens per step")
-"""What the screen shows once a reply is over."""
+"""The text on the screen after the end of a reply."""
 
 
 def interruptions(report: Report, args: Namespace, place: Path) -> None:
@@ -160,7 +160,7 @@ def interruptions(report: Report, args: Namespace, place: Path) -> None:
 
 
 def kills(report: Report, args: Namespace, place: Path) -> None:
-    """SIGKILL at random moments of a chat: what was finished is there, and it goes on."""
+    """SIGKILL at random moments of a chat: finished replies are kept, and the chat can go on."""
     count, draw = 4 if args.quick else 30, random.Random(2)
     lost = finished = 0
     for number in range(count):
@@ -183,8 +183,8 @@ def kills(report: Report, args: Namespace, place: Path) -> None:
             continue
         report.ends(went_on, f"--continue after kill {number}")
         messages = json.loads(file.read_text())["messages"] if file.exists() else []
-        replies = [each for each in messages if each["role"] == "assistant"]
-        whole = sum(bool(each["content"]) and not each["interrupted"] for each in replies)
+        replies = [message for message in messages if message["role"] == "assistant"]
+        whole = sum(bool(reply["content"]) and not reply["interrupted"] for reply in replies)
         finished += done
         lost += max(done - whole, 0)
         report.holds(whole >= done, f"kill {number}: {whole} of {done} replies")
@@ -218,7 +218,7 @@ def kills_of_writers(report: Report, args: Namespace, place: Path) -> None:
         while killed < count and runs < 4 * count:  # a run may end before its moment
             runs += 1
             program = processes.Program(*arguments, **home)
-            # Half of them at the end, where files are written.
+            # Half of them at the end, when files are written.
             time.sleep(usual * draw.choice((draw.random(), 0.8 + 0.2 * draw.random())))
             if program.process.exitcode is None:
                 os.kill(program.pid, signal.SIGKILL)
@@ -238,7 +238,7 @@ def kills_of_writers(report: Report, args: Namespace, place: Path) -> None:
 
 @contextmanager
 def _disk(place: Path) -> Iterator[Path]:
-    """A small disk of its own, with a folder for a user."""
+    """Return a small disk with a folder for a user."""
     place.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], check=True)
     (place / "home").mkdir()
@@ -249,7 +249,7 @@ def _disk(place: Path) -> Iterator[Path]:
 
 
 def disks(report: Report, args: Namespace, place: Path) -> None:
-    """A disk without room, and one that cannot be written to: an answer comes all the same."""
+    """A full disk, and a read-only one: answers still come."""
     if os.name != "posix" or os.geteuid() != 0:
         print("disks: left out, for only root can mount them", file=sys.stderr)
         return
@@ -267,7 +267,7 @@ def disks(report: Report, args: Namespace, place: Path) -> None:
 
 
 def _on_a_disk(report: Report, kind: str, disk: Path) -> None:
-    """What commands say and do where nothing can be written."""
+    """Check the output of commands if nothing can be written."""
     answer, chat = (*GENERATE, "-n", "8"), ("chat", "demo", *SHORT)
     works, fails = (0,), (1, 2)
     calls: dict[str, tuple[tuple[str, ...], str, tuple[int, ...]]] = {
@@ -291,7 +291,7 @@ def _on_a_disk(report: Report, kind: str, disk: Path) -> None:
     report.row(f"a {kind} disk", {"exit codes": codes})
 
 
-# Company.
+# Simultaneous programs.
 
 
 def company(report: Report, args: Namespace, place: Path) -> None:
@@ -301,7 +301,7 @@ def company(report: Report, args: Namespace, place: Path) -> None:
     calls = [*[("config", "init", "--force"), chat] * rounds, TUNE]
     for arguments in calls:
         both = [processes.Program(*arguments, **home) for _ in range(2)]
-        for done in [each.ended() for each in both]:
+        for done in [program.ended() for program in both]:
             report.ends(done, f"{arguments[0]} beside itself")
     for _ in range(rounds):
         with (
@@ -327,7 +327,7 @@ def company(report: Report, args: Namespace, place: Path) -> None:
 
 
 def _home(place: Path) -> dict[str, str]:
-    """Variables of a user's own folders."""
+    """Return the variables of a user's own folders."""
     kinds = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HOME")
     return dict.fromkeys(kinds, str(place))
 

@@ -1,4 +1,4 @@
-"""Which families of models decode like transformers' `generate`, and how: docs/models.md.
+"""Test families of models against transformers' `generate`, and write docs/models.md.
 
     python benchmarks/families.py --json benchmarks/results/families.json --page docs/models.md
 
@@ -7,7 +7,7 @@ and decoded greedily in float32 through three entry points: `lade generate FOLDE
 `ladecli.load(FOLDER)` and `model.generate(custom_generate=ladecli.lookahead)`.  The first two
 answer the first prompt again after the others: by then they have learned it, so most of that text
 is accepted drafts.
-The extra `test` is needed.  The exit code is 1 if any text differs.
+This needs the extra `test`.  The exit code is 1 if any text differs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WHOLE = """
     hunyuan_vl hy_v4_vl llava mistral_large4 molmo2 muse_glimmer paddleocr_vl
     qwen3_omni_moe_thinker step3p7
 """
-"""Models that see or hear, beside those of `every.ROWS`."""
+"""Models for images or audio, in addition to those of `every.ROWS`."""
 _TEXTS = {*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} & known_families()
 FAMILIES = [*every.ROWS, *_WHOLE.split(), *sorted(_TEXTS - {*every.ROWS})]
 INTRODUCTION = (
@@ -67,25 +67,25 @@ Answers = list[list[int]]
 
 
 def generate(model: Any, prompts: list[Any], **options: Any) -> Answers:
-    """New tokens of transformers' `generate`."""
+    """Return the new tokens of transformers' `generate`."""
     options |= {"do_sample": False, "max_new_tokens": TOKENS}
     texts = [model.generate(p, attention_mask=torch.ones_like(p), **options)[0] for p in prompts]
     return [ids[p.shape[1] :].tolist() for ids, p in zip(texts, prompts, strict=True)]
 
 
 def command(folder: Path) -> Answers:
-    """Answers of `lade generate`."""
-    asked = folder / "prompts.jsonl"
-    asked.write_text("\n".join(json.dumps({"prompt": text}) for text in ASKED), encoding="utf-8")
-    given = ("generate", str(folder), "-f", str(asked), "--dtype", "float32")
-    done = processes.lade(*given, "--raw", "--json", "--ignore-eos", "-n", str(TOKENS))
+    """Return the answers of `lade generate`."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in ASKED), encoding="utf-8")
+    arguments = ("generate", str(folder), "-f", str(prompts), "--dtype", "float32")
+    done = processes.lade(*arguments, "--raw", "--json", "--ignore-eos", "-n", str(TOKENS))
     if done.returncode:
         raise ladecli.LadeError(done.stderr)
     return [json.loads(line)["token_ids"] for line in done.stdout.splitlines()]
 
 
 def loaded(folder: Path, row: dict[str, Any]) -> Answers:
-    """Answers of `ladecli.load`; notes the forward, and tokens per step of the last answer."""
+    """Return the answers of `ladecli.load`, and record the forward and the last tokens per step."""
     model = ladecli.load(folder, dtype="float32")
     forward = model.session.decoder.executor.model
     row["forward"] = "own" if isinstance(forward, Transformer) else "transformers'"
@@ -102,10 +102,10 @@ def loaded(folder: Path, row: dict[str, Any]) -> Answers:
     return answers
 
 
-def verdict(door: Callable[[], Answers], expected: Answers, family: str) -> str:
-    """How the answers of an entry point compare, or why there are none."""
+def verdict(entry_point: Callable[[], Answers], expected: Answers, family: str) -> str:
+    """Return the comparison of an entry point's answers, or the reason of its refusal."""
     try:
-        answers = door()
+        answers = entry_point()
     except Exception as error:
         line = " ".join(str(error).split())
         _, named, why = line.partition(f"the family {family!r} are not supported: ")
@@ -116,7 +116,7 @@ def verdict(door: Callable[[], Answers], expected: Answers, family: str) -> str:
 
 
 def try_family(family: str) -> dict[str, Any]:
-    """The row of a family."""
+    """Return the row of a family."""
     row: dict[str, Any] = {"family": family, "forward": "", "decoding": "refused", "why": ""}
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "model"
@@ -125,15 +125,15 @@ def try_family(family: str) -> dict[str, Any]:
         tokenizer = byte_level()
         prompts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
         expected = generate(model, prompts)
-        # A text of few tokens would say little.
+        # A text with few different tokens would be a weak test.
         row["distinct tokens"] = min(len(set(ids)) for ids in expected)
         doors: tuple[Callable[[], Answers], ...] = (
             lambda: command(folder),
             lambda: loaded(folder, row),
             lambda: generate(model, prompts, custom_generate=ladecli.lookahead),
         )
-        for name, door in zip(DOORS, doors, strict=True):
-            row[name] = verdict(door, expected, model.config.model_type)
+        for name, entry_point in zip(DOORS, doors, strict=True):
+            row[name] = verdict(entry_point, expected, model.config.model_type)
     return row
 
 
@@ -149,17 +149,19 @@ def page(rows: list[dict[str, Any]]) -> str:
     script = "`python benchmarks/families.py`"
     lines += [*wrapped([f"{script} compares their texts with those of `generate`: {how}."])]
     lines += ["", "| entry point | result |", "|---|---|"]
-    for door in DOORS:
-        counts = Counter(row[door].partition(":")[0] for row in rows)
-        lines.append(f"| {door} | {', '.join(f'{n} {v}' for v, n in counts.most_common())} |")
+    for entry_point in DOORS:
+        counts = Counter(row[entry_point].partition(":")[0] for row in rows)
+        lines.append(
+            f"| {entry_point} | {', '.join(f'{n} {v}' for v, n in counts.most_common())} |"
+        )
     lines += ["", "| decoding | forward | families | why no trees |", "|---|---|---|---|"]
     groups = defaultdict(list)
     for row in sorted(rows, key=lambda row: [*KINDS].index(row["decoding"])):
         reasons = [row["why"]]
-        for door in DOORS:
-            kind, _, reason = row[door].partition(": ")
+        for entry_point in DOORS:
+            kind, _, reason = row[entry_point].partition(": ")
             if kind != "equal":
-                reasons.append(reason if kind == "refused" else f"{door} {row[door]}")
+                reasons.append(reason if kind == "refused" else f"{entry_point} {row[entry_point]}")
         why = "; ".join(dict.fromkeys(filter(None, reasons)))
         groups[row["decoding"], row["forward"], why].append(row["family"])
     for (decoding, forward, why), families in groups.items():
@@ -186,10 +188,10 @@ def main() -> int:
     print(page(rows))
     save(args, rows)
     if args.page:
-        # What is below the next heading was written by people.
+        # The text below the next heading is not generated.
         _, mark, kept = args.page.read_text(encoding="utf-8").partition("\n## ")
         args.page.write_text(page(rows) + mark + kept, encoding="utf-8")
-    return int(any(row[door].startswith("differs") for row in rows for door in DOORS))
+    return int(any(row[entry_point].startswith("differs") for row in rows for entry_point in DOORS))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python benchmarks/fuzz.py --cases 30000 --json benchmarks/results/fuzz.json
     python benchmarks/fuzz.py --kind model --first 17 --cases 1     # one case again
 
-Config files, profiles, chats, pools, traces, results, prompts, templates, adapters, models and GGUF
-files, with a change at random, at the doors of the program; see `fuzzing.py`.  The extra
-`test` is needed.  It exits with 1 where a case fails; `--keep FOLDER` keeps the files of those.
+Config files, profiles, chats, traces, prompts, templates, adapters, models and GGUF files are
+changed at random and read by the program; see `fuzzing.py`.  This needs the extra `test`.  The exit
+code is 1 if a case fails; `--keep FOLDER` keeps the files of failed cases.
 """
 
 from __future__ import annotations
@@ -41,34 +41,35 @@ def main() -> int:
 
 
 def fuzz(args: argparse.Namespace, place: Path) -> int:
-    """Run the cases, and print what came of them."""
-    every = fuzzing.kinds_of(place / "base")
+    """Run the cases, and print the results."""
+    every = fuzzing.fuzz_targets(place / "base")
     kinds = {name: kind for name, kind in every.items() if name in (args.kind or every)}
     total = sum(kind.share for kind in kinds.values())
     figures: dict[str, dict[str, int]] = {}
     print_head("kind", "cases", "accepted", "compared with generate", "failed", "seconds")
     for name, kind in kinds.items():
         began, count = time.monotonic(), round(args.cases * kind.share / total)
-        found = Counter(cases=0, accepted=0, compared=0, failed=0)
+        counts = Counter(cases=0, accepted=0, compared=0, failed=0)
         for number in range(args.first, args.first + count):
             outcome = fuzzing.run(kinds, name, number, place / "case")
-            found["cases"] += 1
-            found["accepted"] += outcome.code == 0
-            found["compared"] += outcome.compared
+            counts["cases"] += 1
+            counts["accepted"] += outcome.code == 0
+            counts["compared"] += outcome.compared
             if outcome.fault is not None:
-                found["failed"] += 1
-                told(outcome)
+                counts["failed"] += 1
+                print_fault(outcome)
                 if args.keep:
                     keep(place / "case", args.keep / outcome.name.replace(" ", "-"))
-        figures[name] = {**found, "seconds": round(time.monotonic() - began)}
+        figures[name] = {**counts, "seconds": round(time.monotonic() - began)}
         print_row(name, *figures[name].values())
-    print_row("all", *(sum(each[key] for each in figures.values()) for key in (*found, "seconds")))
+    rows = [*figures.values()]
+    print_row("all", *(sum(row[key] for row in rows) for key in (*counts, "seconds")))
     save(args, figures)
-    return int(any(each["failed"] for each in figures.values()))
+    return int(any(row["failed"] for row in rows))
 
 
-def told(outcome: fuzzing.Outcome) -> None:
-    """Say what a case came to."""
+def print_fault(outcome: fuzzing.Outcome) -> None:
+    """Print the fault of a case."""
     print(f"{outcome.name}: {outcome.fault}", file=sys.stderr)
     print(f"  {outcome.arguments}\n  {outcome.err[-500:]!r}", file=sys.stderr, flush=True)
 

@@ -1,8 +1,8 @@
-"""Damaged files at the program's doors: sound ones, what is done to them, and what may come of it.
+"""Damaged files for the program's commands: valid files, random changes, and checks of the results.
 
-A case is a kind of file and a number, and the same every time.  Whatever a file holds, a command
-ends with an exit code of its own and one line that says what is wrong; it prints no control
-character, takes no more than seconds, and where it accepts a model, it decodes as `generate` does.
+A case is a kind of file and a number, which determine it.  For any file, a command must end with
+one of its own exit codes and one line about the fault; it must print no control character and take
+only seconds, and a model that it accepts must be decoded as by `generate`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ladecli.files import toml
 from ladecli.session.conversation import Conversation
 
 Files: TypeAlias = Mapping[str, bytes]
-"""What a folder holds, by path."""
+"""The contents of a folder by path."""
 SECONDS = 60
-"""A case that takes longer hangs."""
+"""The time limit of a case."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 NEW = 6
-"""Tokens of an answer."""
+"""The number of tokens of an answer."""
 ASKED = ("-p", "the cat", "-n", str(NEW), "--offline", "--device", "cpu", "--no-stats")
 
 
@@ -46,16 +46,16 @@ class StuckError(BaseException):
 
 
 @dataclass(frozen=True)
-class Kind:
+class FuzzTarget:
     """A kind of file that the program reads.
 
     Attributes:
-        seeds: folders of sound files.
+        seeds: folders of valid files.
         calls: command lines that read them; {} stands for the folder.
-        damaged: the files that are damaged, all if empty.
-        change: what else may be done to the folder.
-        typed: what stands on standard input.
-        decodes: whether the folder is a model, which decodes as `generate` does.
+        damaged: the files to damage, all if empty.
+        change: another change of the folder.
+        typed: the standard input.
+        decodes: True if the folder is a model, which must be decoded as by `generate`.
         share: of all cases.
     """
 
@@ -70,11 +70,11 @@ class Kind:
 
 @dataclass
 class Outcome:
-    """What a case came to.
+    """The result of a case.
 
     Attributes:
-        fault: what must not be; None where all is well.
-        compared: whether its text was compared with that of `generate`.
+        fault: the violated rule; None without a violation.
+        compared: True if its text was compared with that of `generate`.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def run(kinds: Mapping[str, Kind], name: str, number: int, place: Path) -> Outcome:
-    """Run a case in a folder, which is made anew; below 0 nothing is damaged."""
+def run(kinds: Mapping[str, FuzzTarget], name: str, number: int, place: Path) -> Outcome:
+    """Run a case in a new folder; for a negative number nothing is damaged."""
     kind, draw = kinds[name], Random(f"{name} {number}")
     shutil.rmtree(place, ignore_errors=True)
     seed = draw.choice(kind.seeds)
@@ -113,7 +113,7 @@ def call(name: str, arguments: Sequence[str], home: Path, typed: str = "") -> Ou
     """Call the program in this process."""
     outcome = Outcome(name, arguments)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    variables = {f"XDG_{each}_HOME": str(home) for each in ("CONFIG", "STATE")}
+    variables = {f"XDG_{kind}_HOME": str(home) for kind in ("CONFIG", "STATE")}
     with (
         mock.patch.dict(os.environ, variables),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()))),
@@ -147,7 +147,7 @@ def _in_time() -> Iterator[None]:
 
 
 def fault_of(outcome: Outcome) -> str | None:
-    """What a case must not come to."""
+    """Return the rule that the result of a case violates; None without a violation."""
     if outcome.fault:
         return outcome.fault
     err = outcome.err
@@ -166,17 +166,18 @@ def fault_of(outcome: Outcome) -> str | None:
 
 
 def compare(outcome: Outcome, folder: Path) -> str | None:
-    """How the answer of an accepted model differs from that of `generate`; None where not."""
+    """Return how the answer of an accepted model differs from that of `generate`; None if it does
+    not."""
     answer = json.loads(outcome.out)
     if "not applied" in outcome.err:
         return None
     ours = answer["token_ids"]
     try:
         texts = [_theirs(folder, attention) for attention in ("eager", "sdpa")]
-    except Exception as error:  # what it refuses, it cannot be compared with
+    except Exception as error:  # `generate` refuses the model
         outcome.notes.append(f"generate refuses: {type(error).__name__}: {error}")
         return None
-    if texts[0] != texts[1]:  # logits that are NaN, which attentions treat in their own ways
+    if texts[0] != texts[1]:  # NaN logits, which attention backends treat differently
         outcome.notes.append("generate has one text by eager attention and another by sdpa")
         return None
     theirs = texts[0]
@@ -187,7 +188,7 @@ def compare(outcome: Outcome, folder: Path) -> str | None:
 
 
 def _theirs(folder: Path, attention: str) -> list[int]:
-    """The tokens that `generate` adds."""
+    """Return the new tokens of `generate`."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention
@@ -211,7 +212,7 @@ def _theirs(folder: Path, attention: str) -> list[int]:
     return new
 
 
-# What is done to files.
+# Changes of files.
 
 _LONG = "a" * 5000
 ODD: list[Any] = [
@@ -231,7 +232,7 @@ _NUMBERS = [value.to_bytes(8, "little") for value in (0, 1, 2**31, 2**32 - 1, 2*
 
 
 def mutated(path: Path, draw: Random) -> bytes:
-    """The content of a file with one change."""
+    """Return the content of a file with one change."""
     data, suffix = path.read_bytes(), path.suffix
     if draw.random() < 0.3:
         return _bytes(data, draw)
@@ -250,8 +251,8 @@ def mutated(path: Path, draw: Random) -> bytes:
 
 
 def _bytes(data: bytes, draw: Random) -> bytes:
-    """Bytes with one of them, or a run of them, changed, left out, doubled or added."""
-    # Most of what matters stands at the beginning.
+    """Return bytes with one of them, or a run of them, changed, left out, doubled or added."""
+    # The important parts are mostly at the beginning.
     at = draw.randrange(min(len(data), draw.choice((64, 4096, 10**9))) + 1)
     size = draw.choice((1, 2, 8, 100, 10_000))
     chunk = data[at : at + size]
@@ -270,7 +271,7 @@ def _bytes(data: bytes, draw: Random) -> bytes:
 
 
 def _changed(value: Any, draw: Random) -> Any:
-    """A value of JSON with one change somewhere in it."""
+    """Return a JSON value with one change somewhere in it."""
     holders = [*_holders(value)]
     if not holders or draw.random() < 0.03:
         return draw.choice(ODD)
@@ -296,7 +297,7 @@ def _changed(value: Any, draw: Random) -> Any:
 
 
 def _near(value: Any, draw: Random) -> Any:
-    """A value much like another one."""
+    """Return a value similar to another one."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -307,11 +308,11 @@ def _near(value: Any, draw: Random) -> Any:
 
 
 def _holders(value: Any) -> Iterator[Any]:
-    """All lists and objects in a value that hold something."""
+    """Yield all lists and objects in a value that are not empty."""
     if isinstance(value, (dict, list)) and value:
         yield value
-        for each in _values(value):
-            yield from _holders(each)
+        for item in _values(value):
+            yield from _holders(item)
 
 
 def _values(holder: Any) -> Iterator[Any]:
@@ -323,7 +324,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def _lines(data: bytes, draw: Random) -> bytes:
-    """Lines of JSON with one of them changed, left out, doubled or moved."""
+    """Return lines of JSON with one of them changed, left out, doubled or moved."""
     lines = data.decode().split("\n")
     at = draw.randrange(max(len(lines) - 1, 1))
     what = draw.randrange(6)
@@ -339,7 +340,7 @@ def _lines(data: bytes, draw: Random) -> bytes:
 
 
 def _header(data: bytes, draw: Random) -> bytes:
-    """A safetensors file with a change in what its head says."""
+    """Return a safetensors file with a change in its header."""
     size = int.from_bytes(data[:8], "little")
     head = _dumped(_changed(json.loads(data[8 : 8 + size]), draw))
     return len(head).to_bytes(8, "little") + head + data[8 + size :]
@@ -385,12 +386,12 @@ _STATEMENTS = (
     "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
     "{{ " + "[" * 5000,
 )
-"""Parts of templates that recurse, fail, or reach for what is not theirs."""
+"""Parts of templates that recurse, fail, or access forbidden objects."""
 
 
 def _template(text: str, draw: Random) -> str:
-    """A template with a statement more, or a part less."""
-    marks = [found.start() for found in re.finditer(r"[{}%]", text)] or [0]
+    """Return a template with an additional statement, or without a part."""
+    marks = [match.start() for match in re.finditer(r"[{}%]", text)] or [0]
     at, end = sorted((draw.choice((0, len(text), *marks)), draw.choice((len(text), *marks))))
     if draw.random() < 0.7:
         return text[:at] + draw.choice(_STATEMENTS) + text[at:]
@@ -398,7 +399,7 @@ def _template(text: str, draw: Random) -> str:
 
 
 def change_folder(folder: Path, draw: Random) -> None:
-    """Make one file of a model's folder something else, or name others in its index."""
+    """Replace one file of a model's folder by something else, or change its index."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = draw.choice(files)
     data = path.read_bytes()
@@ -429,7 +430,7 @@ def change_folder(folder: Path, draw: Random) -> None:
 
 
 def _change_index(path: Path, draw: Random) -> None:
-    """Let an index of shards name what it should not."""
+    """Make an index of shards invalid."""
     stated = json.loads(path.read_bytes())
     named = stated["weight_map"]
     key = draw.choice(sorted(named))
@@ -477,8 +478,8 @@ _PROMPTS = b"""\
 FAMILIES = ("llama", "llama3", "qwen3", "gemma2", "gemma3", "phi3_long", "mixtral", "gpt2")
 
 
-def kinds_of(base: Path) -> dict[str, Kind]:
-    """All kinds; what they need is made in a folder."""
+def fuzz_targets(base: Path) -> dict[str, FuzzTarget]:
+    """Return all kinds of files by name, after creating their seeds in a folder."""
     from tests.support.adapters import make
     from tests.support.gguf import write as write_gguf
     from tests.support.traces import small_trace, write
@@ -495,43 +496,43 @@ def kinds_of(base: Path) -> dict[str, Kind]:
     profiles = sorted(Path(sys.modules["ladecli.profiles"].__file__ or "").parent.glob("*.toml"))
     model_calls = (("generate", "{}", *ASKED, "--raw", "--json"),)
     return {
-        "config": Kind([{"lade/config.toml": _CONFIG}], [("config",), ("profiles",)]),
-        "profile": Kind(
-            [{"lade/profiles/mine.toml": each.read_bytes()} for each in profiles],
+        "config": FuzzTarget([{"lade/config.toml": _CONFIG}], [("config",), ("profiles",)]),
+        "profile": FuzzTarget(
+            [{"lade/profiles/mine.toml": path.read_bytes()} for path in profiles],
             [("profiles", "mine"), ("profiles",), ("profiles", "mine", "--json")],
         ),
-        "trace": Kind(
+        "trace": FuzzTarget(
             [{"a.jsonl": (base / "a.trace").read_bytes()}],
             [("replay", "{}/a.jsonl"), ("replay", "{}/a.jsonl", "--step")],
         ),
-        "chat": Kind(
+        "chat": FuzzTarget(
             [{"chat.json": _TALK.as_json("m").encode()}],
             [("chat", small, "--offline", "--device", "cpu", "-n", "1")],
             typed="/load {}/chat.json\n/save {}/x.md\n/save {}/y.json\n",
             share=0.2,
         ),
-        "kept": Kind(
+        "kept": FuzzTarget(
             [{"lade/chats/2026-01-01-000000-1.json": _TALK.asked("and").as_json("m").encode()}],
             [("chat", small, "--offline", "--device", "cpu", "--continue", "-n", "1")],
             share=0.2,
         ),
-        "prompts": Kind(
+        "prompts": FuzzTarget(
             [{"p.jsonl": _PROMPTS}],
             [("generate", small, "-f", "{}/p.jsonl", "-n", "1", "--offline", "--device", "cpu")],
             share=0.2,
         ),
-        "template": Kind(
+        "template": FuzzTarget(
             [{"t.jinja": _TEMPLATE}],
             [(*generate, "-s", "be brief", "--chat-template", "{}/t.jinja")],
             share=0.2,
         ),
-        "adapter": Kind(
+        "adapter": FuzzTarget(
             [adapter],
             [("generate", "{}", *ASKED, "--raw"), (*generate, "--raw", "--adapter", "{}")],
             change=change_folder,
             share=0.1,
         ),
-        "model": Kind(
+        "model": FuzzTarget(
             models,
             model_calls,
             damaged=("config.json", "generation_config.json", "tokenizer_config.json"),
@@ -539,8 +540,10 @@ def kinds_of(base: Path) -> dict[str, Kind]:
             decodes=True,
             share=0.3,
         ),
-        "whole model": Kind(models, model_calls, change=change_folder, decodes=True, share=0.1),
-        "shards": Kind(
+        "whole model": FuzzTarget(
+            models, model_calls, change=change_folder, decodes=True, share=0.1
+        ),
+        "shards": FuzzTarget(
             [sharded],
             model_calls,
             damaged=("model.safetensors.index.json",),
@@ -548,10 +551,10 @@ def kinds_of(base: Path) -> dict[str, Kind]:
             decodes=True,
             share=0.1,
         ),
-        "checked model": Kind(
+        "checked model": FuzzTarget(
             models, [("doctor", "{}"), ("doctor", "{}", "--json")], change=change_folder, share=0.2
         ),
-        "gguf": Kind(
+        "gguf": FuzzTarget(
             [{"m.gguf": (base / "files" / "m.gguf").read_bytes()}],
             [("generate", "{}/m.gguf", *ASKED, "--raw")],
             share=0.1,
@@ -563,7 +566,7 @@ _TALK = Conversation("be brief").asked("hello").answered("hi", True, "so")
 
 
 def _model_files(folder: Path, family: str, **saved: Any) -> Files:
-    """A small random model of a family with a tokenizer, saved in a folder, too."""
+    """Save a small random model of a family with a tokenizer in a folder; return its files."""
     from tests.support.models import new_model
     from tests.support.tokenizers import byte_level
 
@@ -578,4 +581,4 @@ def _model_files(folder: Path, family: str, **saved: Any) -> Files:
 
 
 def _files_of(folder: Path) -> Files:
-    return {each.name: each.read_bytes() for each in sorted(folder.iterdir()) if each.is_file()}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

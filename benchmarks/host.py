@@ -1,4 +1,4 @@
-"""What the host does between two captured steps, by a simulated device: no GPU is needed.
+"""The host's work between two captured steps, on a simulated device, without a GPU.
 
     python benchmarks/host.py
 
@@ -25,7 +25,7 @@ SAMPLING = {
 
 
 def measure(vocabulary: int, budget: int, sampling: SamplingConfig) -> list[object]:
-    """Waits, copies and launches of a step, and microseconds of our own."""
+    """Return the waits, copies and launches of a step, and the microseconds of our own code."""
     config = LookaheadConfig(
         budget=budget, sources=("context", "recycled"), widths=(1, 8, 16, 32, 64)
     )

@@ -1,10 +1,10 @@
-"""What trees of drafts gain over chains where layers are recurrent, and what their steps take.
+"""The gain of trees of drafts over chains in models with recurrent layers, and their step times.
 
     python benchmarks/hybrids.py --json benchmarks/results/hybrids.json
 
-One family of each kind of layer is built small and trained for a minute on the project's own code,
-by byte.  Both ways draft from the same sources and try as many tokens in a step.  Times are
-processor time, of a step in which three drafts of the first path are accepted.
+A small model of one family per kind of layer is trained for a minute on the bytes of the project's
+own code.  Trees and chains draft from the same sources, and try equally many tokens in a step.
+Times are processor time, of a step in which three drafts of the first path are accepted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def trained(family: str, text: torch.Tensor, seconds: float) -> Any:
-    """Return a model that has read parts of a text for some seconds of processor time."""
+    """Return a model trained on parts of a text for some seconds of processor time."""
     torch.manual_seed(0)
     layers = len(FAMILIES[family]["layer_types"])
     shape = SHAPE | FAMILIES[family] | {"num_hidden_layers": layers}
@@ -125,7 +125,7 @@ def main() -> int:
     text = torch.tensor(list(code.encode()))
     cut = len(text) * 9 // 10
     prompts = [text[at : at + PROMPT].tolist() for at in range(cut, len(text) - PROMPT, 8000)]
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     keys = ("trees", "chains", "trees_ms", "chains_ms")
     print_head("family", "tokens of a step", *keys)
     for family in FAMILIES:
@@ -135,14 +135,14 @@ def main() -> int:
         assert (trees.executor.model.drafts, chains.executor.model.drafts) == ("trees", "chains")
         answers = []
         for width in WIDTHS:
-            row = found.setdefault(family, {}).setdefault(width, {})
+            row = figures.setdefault(family, {}).setdefault(width, {})
             for name, decoder in (("trees", trees), ("chains", chains)):
                 row[name], ids = per_step(decoder, prompts, width)
                 answers.append(ids)
                 row[f"{name}_ms"] = step_time(decoder, prompts[0], width, name == "trees")
             print_row(family, width, *[row[key] for key in keys])
         assert all(one == other for one, other in itertools.pairwise(answers))
-    save(args, found)
+    save(args, figures)
     return 0
 
 

@@ -1,11 +1,11 @@
-"""From the command to the first token: seconds and memory of `lade generate`, beside a bare script
-of transformers that loads the same weights in float32.
+"""Seconds and memory until the first token of `lade generate`, compared with a bare transformers
+script that loads the same weights in float32.
 
     python benchmarks/opening.py MODEL... [--rounds 3] [--options "--quantize 8bit"]
 
-Both sides run in turn after one run that warms the disk; each figure is the median.  CPU time is
-that of the whole process; `peak` is the most memory that was resident.  Of a GGUF file there is no
-bare run, unless `--bare` asks for one: transformers takes minutes.
+Both sides alternate after one run that warms the disk; each figure is the median.  CPU time is that
+of the whole process; `peak` is the peak of resident memory.  A GGUF file has no bare run without
+`--bare`, since transformers takes minutes.
 """
 
 from __future__ import annotations

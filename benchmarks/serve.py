@@ -1,12 +1,12 @@
-"""Does `lade serve` hold what it promises?  Texts, clients that leave, memory, delay, speed, abuse.
+"""Test `lade serve`: texts, clients that disconnect, memory, delay, speed, abuse.
 
     python benchmarks/serve.py --model HuggingFaceTB/SmolLM2-135M-Instruct \
         --json benchmarks/results/serve.json
     python benchmarks/serve.py --quick                      # a smoke run with the demo model
     python benchmarks/serve.py --only speed --only clients
 
-Servers are programs of their own, asked over real sockets.  The extra `test` is needed, and the
-program `llm` for that client.  It exits with 1 where something does not hold.
+Servers are separate programs, with requests over real sockets.  This needs the extra `test`, and
+the program `llm` for that client.  The exit code is 1 if there is a violation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WISHES = (
 
 
 def events(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events of a stream, as they come."""
+    """Yield the events of a stream as they arrive."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     with contextlib.closing(connection):
         data = json.dumps(body | {"stream": True})
@@ -61,8 +61,8 @@ def events(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line[6:])
 
 
-def told(event: dict[str, Any]) -> str:
-    """The text of an event."""
+def text_of(event: dict[str, Any]) -> str:
+    """Return the text of an event."""
     assert "error" not in event, event
     return "".join(choice["delta"].get("content", "") for choice in event["choices"])
 
@@ -75,7 +75,7 @@ def messages(text: str) -> list[dict[str, str]]:
 
 
 def texts(report: Report, args: Namespace, place: Path) -> None:
-    """Random requests by eight clients at once, some of which leave: all others get their text."""
+    """Random requests by eight clients at once; some disconnect, all others get the right text."""
     draw, count = random.Random(1), 24 if args.quick else 200
     model, asked, expected = ladecli.load(args.model), [], []
     for number in range(count):
@@ -89,7 +89,7 @@ def texts(report: Report, args: Namespace, place: Path) -> None:
 
     def one(number: int) -> None:
         body = asked[number]
-        if number % 3 == 0:  # a client that leaves, before another asks the same again
+        if number % 3 == 0:  # a client that disconnects, before another sends the same request
             with contextlib.suppress(StopIteration):
                 stream = events(server.port, body | {"max_tokens": 200})
                 for _ in range(random.Random(number).randrange(4)):
@@ -97,10 +97,10 @@ def texts(report: Report, args: Namespace, place: Path) -> None:
                 stream.close()
             left.append(number)
         if number % 2:
-            found = "".join(map(told, events(server.port, body)))
+            text = "".join(map(text_of, events(server.port, body)))
         else:
-            found = server.ask("/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
-        if found != expected[number]:
+            text = server.ask("/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
+        if text != expected[number]:
             wrong.append(number)
 
     began = time.perf_counter()
@@ -119,10 +119,10 @@ def texts(report: Report, args: Namespace, place: Path) -> None:
 
 
 def memory(report: Report, args: Namespace, place: Path) -> None:
-    """Short answers of the demo, one after the other: memory stays as it is.
+    """Short answers of the demo, one after the other: memory does not grow.
 
-    By lookahead the server first learns the few words that all these requests are about, in
-    tables that have a bound (`benchmarks/drafting.py` fills them).
+    Lookahead first learns the few words that all these requests have, in bounded tables
+    (`benchmarks/drafting.py` fills them).
     """
     count, parts = (200, 4) if args.quick else (2000, 8)
     for strategy, first in (("autoregressive", count // 4), ("lookahead", 3 * count // 2)):
@@ -148,7 +148,7 @@ def memory(report: Report, args: Namespace, place: Path) -> None:
 
 
 def speed(report: Report, args: Namespace, place: Path) -> None:
-    """One stream over HTTP beside a session of this process, in turn, prompt by prompt."""
+    """Compare one stream over HTTP with a session of this process, alternating prompt by prompt."""
     draw, count, tokens = random.Random(3), 6 if args.quick else 31, 64
     model = ladecli.load(args.model, max_context=1024)
     later, rates, work = [], [], []
@@ -159,15 +159,15 @@ def speed(report: Report, args: Namespace, place: Path) -> None:
 
     def over_http(said: Any) -> Iterator[str]:
         body = {"messages": said, "max_tokens": tokens, "ignore_eos": True}
-        return map(told, events(server.port, body))
+        return map(text_of, events(server.port, body))
 
     with Server(place, "--max-context", "1024", model=args.model) as server:
         ways = [(session, psutil.Process()), (over_http, psutil.Process(server.pid))]
         for number in range(count):
             said = messages(f"{number}: {draw.choice(WISHES).format(draw.choice(SUBJECTS))}")
-            found = {way: _times(way(said), program) for way, program in draw.sample(ways, 2)}
+            times = {way: _times(way(said), program) for way, program in draw.sample(ways, 2)}
             if number:  # the first one warms up
-                ours, theirs = found[session], found[over_http]
+                ours, theirs = times[session], times[over_http]
                 later.append(1000 * (theirs[0] - ours[0]))
                 rates.append(ours[1] / theirs[1])
                 work.append(theirs[2] / ours[2])
@@ -182,13 +182,13 @@ def speed(report: Report, args: Namespace, place: Path) -> None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median with the quartiles around it."""
+    """Return the median and the quartiles around it."""
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _times(texts: Iterator[str], program: psutil.Process) -> tuple[float, float, float]:
-    """Seconds to the first text, from there to the end, and those of a program's processor."""
+    """Return the seconds to the first text, from there to the end, and of a program's processor."""
     before, began, first = program.cpu_times(), time.perf_counter(), 0.0
     for text in texts:
         if text and not first:
@@ -202,7 +202,7 @@ def _times(texts: Iterator[str], program: psutil.Process) -> tuple[float, float,
 
 
 def abuse(report: Report, args: Namespace, place: Path) -> None:
-    """A thousand connections that send nonsense, halves or nothing, and slow senders."""
+    """A thousand connections that send nonsense, half a request or nothing, and slow senders."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     count = 100 if args.quick else 1000
@@ -235,7 +235,7 @@ def abuse(report: Report, args: Namespace, place: Path) -> None:
             if name in answers:
                 answers[name].add(client.recv(4096).split(b"\r\n")[0].decode()[len("HTTP/1.1 ") :])
         left = server.ask("/health")[0]
-    shown = {name: sorted(found) for name, found in answers.items()}
+    shown = {name: sorted(statuses) for name, statuses in answers.items()}
     report.row(f"{count} connections", {"s to an answer beside them": round(seconds, 2), **shown})
     report.holds(answers == expected, f"to nonsense and to halves: {shown}")
     report.holds(left == 200, "the server does not go on")
@@ -275,7 +275,8 @@ def slow(report: Report, args: Namespace, place: Path) -> None:
             for client in slow_ones:
                 with contextlib.suppress(OSError):
                     client.send(b" ")
-        held = sum(each.status == psutil.CONN_ESTABLISHED for each in program.net_connections())
+        statuses = [connection.status for connection in program.net_connections()]
+        held = statuses.count(psutil.CONN_ESTABLISHED)
         after = program.memory_info().rss / 1e6
     figures = {"open after": f"{held}, {seconds + 2:g} s", "MB": f"{before:.0f}, {after:.0f} after"}
     report.row(f"{count} slow heads and bodies, {len(large)} kinds of large requests", figures)

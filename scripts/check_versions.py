@@ -1,12 +1,12 @@
-"""Do the tests pass with the oldest and with the newest libraries?
+"""Run the tests with the oldest and with the newest libraries.
 
     python scripts/check_versions.py newest
     python scripts/check_versions.py --python python3.10 oldest -- pytest -n 2
 
-Makes an environment with the newest version of every library that pyproject.toml names, whatever
-its upper bound, or with the lower bound of each, and runs the fast tests there, or those after
-`--`.  Where some fail with the newest, every library is put back alone to its version in
-constraints.txt, to tell which one broke which test.  The exit code is 1 if any fail.
+This creates an environment with the newest version of every library in pyproject.toml, ignoring
+upper bounds, or with the lower bound of each, and runs the fast tests there, or those after `--`.
+If some fail with the newest, each library alone is set back to its version in constraints.txt, to
+find out which one broke which test.  The exit code is 1 if any test fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 
 
 def requirements() -> list[Requirement]:
-    """What lade and its tests need."""
+    """Return the requirements of lade and its tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
     lines = [*project["dependencies"], *(line for extra in EXTRAS for line in optional[extra])]
@@ -37,8 +37,8 @@ def requirements() -> list[Requirement]:
 
 
 def bounded(need: Requirement, which: str) -> str:
-    """A requirement as pip reads it: at its lower bound if it has one, or without bounds."""
-    lowest = [each.version for each in need.specifier if each.operator == ">="]
+    """Return a requirement for pip: with its lower bound as the version, or without bounds."""
+    lowest = [limit.version for limit in need.specifier if limit.operator == ">="]
     version = f"=={lowest[0]}" if lowest and which == "oldest" else ""
     return f"{need.name}{version}" + (f"; {need.marker}" if need.marker else "")
 
@@ -54,14 +54,14 @@ class Environment:
         subprocess.run([self._python, "-m", "pip", "install", "-q", *what], check=True)
 
     def versions(self) -> dict[str, str]:
-        """What is installed, by name."""
+        """Return the installed versions by name."""
         listing = [self._python, "-m", "pip", "list", "--format", "freeze"]
         lines = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
         pairs = [line.partition("==") for line in lines]
         return {name.lower().replace("_", "-"): version for name, _, version in pairs}
 
     def failures(self, *tests: str) -> dict[str, str]:
-        """Why tests fail, by name; by "" why none could be run."""
+        """Return the reasons of failed tests by name; the key "" if no test could be run."""
         done = subprocess.run(
             [self._python, "-m", *tests],
             cwd=ROOT,  # from the sources, so that the package's own tests find their data
@@ -71,12 +71,12 @@ class Environment:
         )
         lines = (done.stdout + done.stderr).strip().splitlines()
         print(*lines[-1:], flush=True)
-        found = dict(FAILED.findall(done.stdout))
-        return found or ({"": "\n".join(lines[-20:])} if done.returncode else {})
+        failed = dict(FAILED.findall(done.stdout))
+        return failed or ({"": "\n".join(lines[-20:])} if done.returncode else {})
 
 
 def blame(environment: Environment, failures: dict[str, str]) -> None:
-    """Tell which library's newest version breaks which test."""
+    """Print which library's newest version breaks which test."""
     left = set(failures)
     for name in sorted(need.name for need in requirements()):
         newest = environment.versions()[name]

@@ -1,4 +1,4 @@
-"""The pictures of the README: the real program in a pseudo-terminal, its screen drawn as SVG.
+"""Make the pictures of the README: the real program's screen in a pseudo-terminal, as SVG.
 
     python scripts/screenshots.py --only inspector
     python scripts/screenshots.py --only chat --only live --only bench \\
@@ -54,14 +54,14 @@ def area(width, height):
 
 
 def live(model: str, out: Path) -> None:
-    """A reply on its way; meant for a real model, which repeats much of its code."""
+    """Draw an unfinished reply; meant for a real model, which repeats much of its code."""
     with Terminal("chat", model, RENAMED, "-t", "0", "-n", "120", columns=80, lines=20) as terminal:
         terminal.wait(lambda text: text.count("must not be") == 2)
         draw(terminal.screen, "lade chat", out / "live.svg", since="> Rename")
 
 
 def chat(model: str, out: Path) -> None:
-    """A conversation; meant for a real model, whose second reply repeats much of the first."""
+    """Draw a conversation; meant for a real model, whose second reply repeats much of the first."""
     with Terminal("chat", model, "-t", "0", "-n", "240", columns=88, lines=60) as terminal:
         terminal.wait("Ctrl-T")
         terminal.enter("Write a Python class Stack with the methods push, pop and peek. Only code.")
@@ -78,7 +78,7 @@ def chat(model: str, out: Path) -> None:
 
 
 def inspector(model: str, out: Path) -> None:
-    """One step as the figures of the paper."""
+    """Draw one step in the inspector, like the figures of the paper."""
     with tempfile.TemporaryDirectory() as folder:
         trace = f"{folder}/generation.trace"
         options = ["--raw", "-p", "class Queue:", "-n", "120", "--sources", "trajectory"]
@@ -98,7 +98,7 @@ def inspector(model: str, out: Path) -> None:
 
 
 def bench(model: str, out: Path) -> None:
-    """Methods side by side: the main table, with what it comes to above it."""
+    """Draw the main table of a benchmark and its headline."""
     methods = "autoregressive,prompt-lookup,paper,lookahead,hf"
     options = ["--color", "always", "--strategies", methods]
     with Terminal("bench", model, *options, columns=104, lines=84) as terminal:
@@ -113,7 +113,7 @@ PICTURES = {"live": live, "chat": chat, "inspector": inspector, "bench": bench}
 def draw(
     screen: pyte.Screen, title: str, path: Path, *, since: str = "", until: str | None = None
 ) -> None:
-    """A screen as an SVG file, from the row that starts with `since` to that before `until`."""
+    """Write rows of a screen as an SVG file, from `since` up to the one before `until`."""
     rows = [row(screen, line) for line in range(screen.lines)]
     rows = [*dropwhile(lambda row: not row.plain.startswith(since), rows)]
     if until is not None:
@@ -130,14 +130,14 @@ def draw(
     )
     console.print(Text("\n").join(rows), no_wrap=True, crop=True)
     svg = console.export_svg(title=title, theme=SVG_EXPORT_THEME, unique_id="lade")
-    # No web fonts: a picture must not ask another host for anything.
+    # No web fonts, since a picture must not load anything from another host.
     svg = re.sub(r"<!--.*?-->|@font-face \{.*?\}", "", svg, count=3, flags=re.DOTALL)
     path.write_text(svg, encoding="utf-8")
     print(path)
 
 
 def row(screen: pyte.Screen, line: int) -> Text:
-    """One row of a screen with its colours."""
+    """Return one row of a screen with its colours."""
     cells = (screen.buffer[line][column] for column in range(screen.columns))
     # The second half of a wide character is empty.
     return Text.assemble(*((cell.data, style_of(cell)) for cell in cells if cell.data))
@@ -155,7 +155,7 @@ def style_of(cell: pyte.terminal.Char) -> Style:
 
 
 def colour(name: str) -> str | None:
-    """A colour of pyte's as one of Rich's."""
+    """Convert a colour of pyte's to one of Rich's."""
     if name == "default":
         return None
     if re.fullmatch("[0-9a-fA-F]{6}", name):
