@@ -53,11 +53,7 @@ OTHER_METHODS: dict[str, Any] = {
 }
 """The fields that select another decoding method, with the values that turn it off."""
 REFUSED = {
-    **{
-        name: off
-        for name, off in OTHER_METHODS.items()
-        if name not in ("token_healing", "max_time")
-    },
+    **{k: off for k, off in OTHER_METHODS.items() if k not in ("token_healing", "max_time")},
     "return_dict_in_generate": False,
 }
 """The fields that are refused inside `generate`, which handles token healing and time limits."""

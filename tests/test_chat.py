@@ -43,7 +43,7 @@ def prompt_of(trace: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["lookahead", "autoregressive"])
-def test_turns_read_only_new_tokens_and_chats_continue(
+def test_turns_read_new_tokens_and_chats_continue(
     talk: Lade, tmp_path: Path, strategy: str
 ) -> None:
     path, page = tmp_path / "chat.json", tmp_path / "chat.md"

@@ -58,9 +58,7 @@ def test_prompts_from_flag_and_stdin_are_the_same(lade: Any, model_folder: str) 
         assert piped.out == flag.out
 
 
-def test_line_ends_of_other_systems_are_converted(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_other_line_ends_are_converted(lade: Any, model_folder: str, tmp_path: Path) -> None:
     """Line ends are converted as in Python's text mode: the model sees no carriage returns."""
     text = "the cat\nsat: Grüße\n"
     arguments = ["generate", model_folder, "-n", "3", "--ignore-eos", "--json", "-q"]
@@ -219,7 +217,7 @@ def test_streams_with_limited_encodings(model_folder: str) -> None:
     assert (plain.returncode, "Error" in plain.stderr) == (0, False)
     with open(os.devnull, "w") as output:
         streams = 0, output.fileno(), None  # no standard error
-        child = processes.ForkedProgram(["generate", "-p", "the", "-n", "3"], streams, os.environ)
+        child = processes.Fork(["generate", "-p", "the", "-n", "3"], streams, os.environ)
         assert child.wait() == 0
 
 
@@ -378,7 +376,7 @@ def test_lost_output_is_an_error(command: str, closed: bool, tmp_path: Path) -> 
     with open(os.devnull) as nothing, open("/dev/full", "w") as full, errors.open("w") as written:
         out = None if closed else full.fileno()
         streams = nothing.fileno(), out, written.fileno()
-        assert processes.ForkedProgram(command.split(), streams, os.environ).wait() == 1
+        assert processes.Fork(command.split(), streams, os.environ).wait() == 1
     assert errors.read_text().startswith("lade: ")
 
 

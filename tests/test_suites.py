@@ -123,9 +123,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("-").startswith("standard input is closed; ")
 
 
-def test_a_file_may_have_the_name_of_a_suite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_may_be_named_like_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("builtin").write_text('{"prompt": "mine"}')
     assert suites.load("./builtin")[0].turns == ("mine",)

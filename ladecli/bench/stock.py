@@ -65,15 +65,12 @@ class StockRunner:
         self._session.decoder.check_prompt(prompt)
         settings, model, length = self._settings, self._session.stock_model, len(prompt)
         config = _config(self._session, length, settings, self._lookup)
-        cache_arguments: dict[str, Any] = {}
+        kwargs: dict[str, Any] = {}
         if self._cache is not None:
             if (needed := length + config.max_new_tokens) > self._room:
                 self._make_cache(needed + needed // 4)  # later texts may be a little longer
             self._cache.reset()
-            cache_arguments = {
-                GENERATE_CACHE: self._cache,
-                "compile_config": compile_config(),
-            }
+            kwargs = {GENERATE_CACHE: self._cache, "compile_config": compile_config()}
         stops = self._session.stops(settings)
         stream = TextStream(self._session.loaded.tokenizer, prompt, stops)
         steps = _Steps(cancelled, stream.feed if stops else None)
@@ -88,7 +85,7 @@ class StockRunner:
                 generation_config=config,
                 stopping_criteria=StoppingCriteriaList([steps.ended]),
                 streamer=steps,
-                **cache_arguments,
+                **kwargs,
             )
         if self._cache is not None and not compilations():
             raise LadeError("transformers does not compile the steps of this model")

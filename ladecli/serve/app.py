@@ -23,15 +23,15 @@ from ..options.commands import ServeRequest
 from .forms import ChatForm, TextForm, joined
 from .messages import MessagesBody, MessagesForm
 from .responses import ResponseForm, ResponsesBody
-from .schema import ChatBody, CompletionBody, RequestError, TextBody
+from .schema import APIError, ChatBody, CompletionBody, TextBody
 from .worker import AnswerDelta, Job, Worker, ending
 
 Body: TypeAlias = ChatBody | TextBody | ResponsesBody | MessagesBody
 """The body of a request."""
 Form: TypeAlias = ChatForm | MessagesForm | ResponseForm
 """The form of an answer."""
-MAX_BODY_BYTES = 4 << 20
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+MAX_BYTES = 4 << 20
+NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers that keep proxies (nginx) from buffering a stream."""
 FORMS: dict[str, tuple[type[Body], Callable[[str, Any], Form]]] = {
     "/v1/chat/completions": (ChatBody, ChatForm),
@@ -76,7 +76,7 @@ def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         if name != worker.name:
-            raise RequestError(404, f"the model here is {worker.name}", "model", "model_not_found")
+            raise APIError(404, f"the model here is {worker.name}", "model", "model_not_found")
         return model
 
     for path, (body, form) in FORMS.items():
@@ -97,12 +97,12 @@ def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any,
             header = request.headers.get("authorization") or request.headers.get("x-api-key", "")
             sent = re.sub("^bearer +", "", header, flags=re.I)
             if not hmac.compare_digest(sent.encode("latin-1"), key.encode()):
-                raise RequestError(401, "wrong or missing API key", code="invalid_api_key")
+                raise APIError(401, "wrong or missing API key", code="invalid_api_key")
         # Against DNS rebinding: a page whose domain resolves to this machine has the same origin.
         host_header = request.headers.get("host", "localhost")  # only HTTP/1.0 may omit it
         name = re.sub(r":\d+$", "", host_header).strip("[]").lower()
         if key is None and is_loopback(host) and name != host and not is_loopback(name):
-            raise RequestError(403, f"{one_line(name)} is not a name of this machine")
+            raise APIError(403, f"{one_line(name)} is not a name of this machine")
 
     return admit
 
@@ -118,8 +118,8 @@ def is_loopback(host: str) -> bool:
 async def _as_response(request: Request, error: Exception) -> Response:
     """Return an error in OpenAI's form, in one line."""
     if not isinstance(error, HTTPException):
-        error = RequestError(500, f"an internal error ({type(error).__name__})")
-    elif not isinstance(error, RequestError):  # Starlette's, for an unknown route
+        error = APIError(500, f"an internal error ({type(error).__name__})")
+    elif not isinstance(error, APIError):  # Starlette's, for an unknown route
         route = f"{request.method} {request.url.path}"
         error.detail = f"there is no {route}; /v1/chat/completions, /v1/completions,"
         error.detail += " /v1/responses and /v1/messages take POST"
@@ -158,7 +158,7 @@ class _Dispatcher:
         async def answer(request: Request) -> Response:
             try:
                 body = await self._read(request, kind)
-            except RequestError:
+            except APIError:
                 self._worker.counters.refuse()
                 raise
             form = form_of(self._worker.name, body)
@@ -172,7 +172,7 @@ class _Dispatcher:
             # Errors before the first delta have their own HTTP status, outside of a stream.
             first = await _unless_disconnected(request, anext(deltas))
             events = _events(form, first, deltas)
-            return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+            return StreamingResponse(events, media_type="text/event-stream", headers=NO_BUFFER)
 
         return answer
 
@@ -180,22 +180,22 @@ class _Dispatcher:
         """Read and check the body of a request.
 
         Raises:
-            RequestError: the body is invalid.
+            APIError: the body is invalid.
         """
         # Against cross-site requests: HTML forms cannot send this type.
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not re.fullmatch(r"application/([\w.-]+\+)?json", media):
-            raise RequestError(415, "send JSON, with the header Content-Type: application/json")
+            raise APIError(415, "send JSON, with the header Content-Type: application/json")
         seconds = self._options.client_timeout
         try:
             raw = await asyncio.wait_for(self._body(request), seconds)
             body = kind.model_validate_json(raw).as_completion()
         except asyncio.TimeoutError:
             late, close = f"the body did not arrive within {seconds:g} s", {"Connection": "close"}
-            raise RequestError(408, late, headers=close) from None
+            raise APIError(408, late, headers=close) from None
         except ValidationError as error:
             field = next(map(str, error.errors()[0]["loc"]), None)
-            raise RequestError(400, one_line(flaw(error)), field) from None
+            raise APIError(400, one_line(flaw(error)), field) from None
         body.check()
         return body
 
@@ -203,9 +203,8 @@ class _Dispatcher:
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            if len(body) > MAX_BODY_BYTES:
-                most = MAX_BODY_BYTES >> 20
-                raise RequestError(413, f"the body is larger than {most} MiB; send less")
+            if len(body) > MAX_BYTES:
+                raise APIError(413, f"the body is larger than {MAX_BYTES >> 20} MiB; send less")
         return bytes(body)
 
     async def _deltas(self, body: CompletionBody) -> AsyncGenerator[AnswerDelta]:
@@ -215,11 +214,11 @@ class _Dispatcher:
         if len(self.open) > self._options.queue:
             self._worker.counters.refuse()
             message = f"the queue of {self._options.queue} is full; try again after a second"
-            raise RequestError(429, message, code="queue_full", headers={"Retry-After": "1"})
-        loop, results = asyncio.get_running_loop(), asyncio.Queue[AnswerDelta | RequestError]()
+            raise APIError(429, message, code="queue_full", headers={"Retry-After": "1"})
+        loop, results = asyncio.get_running_loop(), asyncio.Queue[AnswerDelta | APIError]()
 
-        def take(delta: AnswerDelta | RequestError) -> None:
-            if isinstance(delta, RequestError) or delta.finish is not None:
+        def take(delta: AnswerDelta | APIError) -> None:
+            if isinstance(delta, APIError) or delta.finish is not None:
                 self.open.discard(job)  # although the client may still have to read the rest
             results.put_nowait(delta)
 
@@ -229,7 +228,7 @@ class _Dispatcher:
         try:
             while True:
                 delta = await results.get()
-                if isinstance(delta, RequestError):
+                if isinstance(delta, APIError):
                     raise delta
                 yield delta
                 if delta.finish is not None:
@@ -260,7 +259,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[AnswerDelta]) -
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise RequestError(499, "the client has left")
+        raise APIError(499, "the client has left")
     finally:
         disconnect.cancel()
         task.cancel()
@@ -278,7 +277,7 @@ async def _events(
                 for event in form.add(delta):
                     yield event
             delta = await anext(rest)
-    except RequestError as error:
+    except APIError as error:
         yield form.failed(_described(error))
         return
     for event in form.end(delta):

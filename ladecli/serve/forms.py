@@ -55,7 +55,7 @@ class ChatForm:
         content: dict[str, Any] = {"role": "assistant", "content": delta.text}
         if delta.calls and not delta.text:
             content["content"] = None
-        content |= self._reasoning_and_calls(delta)
+        content |= self._extras(delta)
         return self._object(delta, self.name, "message", content) | delta.totals
 
     def begin(self) -> Iterator[str]:
@@ -65,8 +65,7 @@ class ChatForm:
 
     def add(self, delta: AnswerDelta) -> Iterator[str]:
         """Yield the events of a delta, except the last one."""
-        content = {"content": delta.text} if delta.text else {}
-        content |= self._reasoning_and_calls(delta, streamed=True)
+        content = ({"content": delta.text} if delta.text else {}) | self._extras(delta, True)
         yield event(self._object(delta, self.chunk, "delta", content))
 
     def end(self, delta: AnswerDelta) -> Iterator[str]:
@@ -81,20 +80,18 @@ class ChatForm:
         """Return the event of an error, the last one of a stream."""
         return event(error)
 
-    def _object(
-        self, delta: AnswerDelta, name: str, key: str, content: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _object(self, delta: AnswerDelta, name: str, key: str, content: Any) -> dict[str, Any]:
         """Return a delta as the object called `name`, with its content under `key`."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": delta.finish}
         if delta.logprobs:
             choice["logprobs"] = self._logprobs(delta.logprobs)
-        choice |= self._message(delta, key, content)
-        return self._about | {"object": name, "choices": [choice]}
+        choices = [choice | self._message(delta, key, content)]
+        return self._about | {"object": name, "choices": choices}
 
     def _message(self, delta: AnswerDelta, key: str, content: dict[str, Any]) -> dict[str, Any]:
         return {key: content}
 
-    def _reasoning_and_calls(self, delta: AnswerDelta, streamed: bool = False) -> dict[str, Any]:
+    def _extras(self, delta: AnswerDelta, streamed: bool = False) -> dict[str, Any]:
         content: dict[str, Any] = {}
         if delta.reasoning:
             content["reasoning_content"] = delta.reasoning

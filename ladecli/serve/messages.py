@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .forms import event, new_id
-from .schema import ChatBody, RequestError, RequestObject
+from .schema import APIError, ChatBody, RequestObject
 from .worker import AnswerDelta
 
 NAMES = {"name": "name", "description": "description", "input_schema": "parameters"}
@@ -37,7 +37,7 @@ class MessagesBody(RequestObject):
         """Return the request as one of /v1/chat/completions.
 
         Raises:
-            ValidationError, RequestError: it cannot be expressed as one.
+            ValidationError, APIError: it cannot be expressed as one.
         """
         tools = [
             {
@@ -88,7 +88,7 @@ def _messages(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         elif kind == "thinking":
             reasoning += block.get("thinking") or ""
         elif kind != "redacted_thinking":
-            raise RequestError(400, f"messages: blocks of the type {kind} are not known here")
+            raise APIError(400, f"messages: blocks of the type {kind} are not known here")
     if texts or calls:
         yield {
             "role": role,

@@ -17,7 +17,7 @@ from ..session.chat_template import TOKEN_IDS
 from ..session.conversation import for_template
 from ..session.grammar import Grammar
 from ..session.tool_calls import ToolCall, arguments_of, with_tools_as_text
-from .schema import ChatBody, CompletionBody, RequestError, TextBody
+from .schema import APIError, ChatBody, CompletionBody, TextBody
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -58,7 +58,7 @@ class Prompts:
         """Return the prompt of a request.
 
         Raises:
-            RequestError, Error: the request cannot be answered.
+            APIError, Error: the request cannot be answered.
         """
         session, changes = self._session, body.options
         origins = {key: o for key, o in self._options.origins.items() if key not in changes}
@@ -165,7 +165,7 @@ class Prompts:
                 f"This model's maximum context length is {most} tokens, and the prompt has"
                 f" {count}; shorten the prompt"
             )
-            raise RequestError(400, message, code="context_length_exceeded")
+            raise APIError(400, message, code="context_length_exceeded")
 
 
 def _grammar(body: CompletionBody) -> Grammar | None:
@@ -175,7 +175,7 @@ def _grammar(body: CompletionBody) -> Grammar | None:
     try:
         return Grammar.from_schema(schema)
     except UsageError as error:
-        raise RequestError(400, str(error), "response_format") from error
+        raise APIError(400, str(error), "response_format") from error
 
 
 def _key(text: str, calls: Sequence[Any]) -> str:

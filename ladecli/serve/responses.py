@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .forms import event, new_id
-from .schema import ChatBody, RequestError, RequestObject
+from .schema import APIError, ChatBody, RequestObject
 from .worker import AnswerDelta
 
 TOOL_TYPES = ("function", "custom")
@@ -39,7 +39,7 @@ class ResponsesBody(RequestObject):
         """Return the request as one of /v1/chat/completions.
 
         Raises:
-            ValidationError, RequestError: it cannot be expressed as one.
+            ValidationError, APIError: it cannot be expressed as one.
         """
         tools = [
             {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
@@ -95,9 +95,7 @@ class ResponsesBody(RequestObject):
             elif kind == "reasoning":
                 reasoning = "".join(part.get("text", "") for part in item.get("content") or ())
             else:
-                raise RequestError(
-                    400, f"input: {number}: items of the type {kind} are not known here"
-                )
+                raise APIError(400, f"input: {number}: items of the type {kind} are not known here")
         return messages
 
 

@@ -44,7 +44,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 """Unsupported fields, with the values that are accepted because they change nothing."""
 
 
-class RequestError(HTTPException):
+class APIError(HTTPException):
     """An error response to a request.
 
     Args:
@@ -169,12 +169,12 @@ class _AnswerBody(RequestObject):
         return [self]
 
     def check(self) -> None:
-        """Raise a RequestError if a field is unsupported or contradicts another."""
+        """Raise a APIError if a field is unsupported or contradicts another."""
         for name, others in _ONLY.items():
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in others:
                 only = f"only {json.dumps(others[0])} is" if others else "it is not"
-                raise RequestError(400, f"{name}: {only} supported here; leave it out", name)
+                raise APIError(400, f"{name}: {only} supported here; leave it out", name)
         self.__pydantic_extra__ = None  # frees unknown fields, which may be large
 
     @property
@@ -251,8 +251,7 @@ class ChatBody(_AnswerBody):
             for number, tool in enumerate(self.callable)
             if named in (None, tool["function"]["name"])
         ]
-        if text_schema and not must_call:
-            schemas.append(text_schema | {"$id": "lade:answer"})
+        schemas += [text_schema | {"$id": "lade:answer"}] if text_schema and not must_call else []
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def check(self) -> None:
@@ -262,9 +261,9 @@ class ChatBody(_AnswerBody):
             names = [tool["function"]["name"] for tool in self.tools or ()]
             function = choice.get("function")
             if not isinstance(function, dict) or function.get("name") not in names:
-                raise RequestError(400, "tool_choice: it names none of the tools", "tool_choice")
+                raise APIError(400, "tool_choice: it names none of the tools", "tool_choice")
         if self.top_logprobs and not self.logprobs:
-            raise RequestError(400, 'top_logprobs: it needs "logprobs": true', "top_logprobs")
+            raise APIError(400, 'top_logprobs: it needs "logprobs": true', "top_logprobs")
 
     @property
     def alternatives(self) -> int | None:
@@ -291,11 +290,9 @@ class TextBody(_AnswerBody):
         """See `_AnswerBody`."""
         super().check()
         if self.stream and len(self.prompts) > 1:
-            raise RequestError(
-                400, "stream: it takes one prompt; leave it out for several", "stream"
-            )
+            raise APIError(400, "stream: it takes one prompt; leave it out for several", "stream")
         if self.suffix and any(isinstance(prompt, list) for prompt in self.prompts):
-            raise RequestError(400, "suffix: the prompt before it must be a text", "suffix")
+            raise APIError(400, "suffix: the prompt before it must be a text", "suffix")
 
     @property
     def alternatives(self) -> int | None:

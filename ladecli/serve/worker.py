@@ -30,7 +30,7 @@ from ..session.tokens import bytes_of, speller
 from ..session.tool_calls import CallReader, ToolCall
 from ..view.terminal import Terminal
 from .prompts import Prompt, Prompts
-from .schema import ChatBody, CompletionBody, RequestError
+from .schema import APIError, ChatBody, CompletionBody
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -60,7 +60,7 @@ class Job:
     """A request in the queue or at work."""
 
     body: CompletionBody | None  # None once the client has disconnected
-    give: Callable[[AnswerDelta | RequestError], object]  # receives the answer, or an error
+    give: Callable[[AnswerDelta | APIError], object]  # receives the answer, or an error
     since: float = field(default_factory=time.monotonic)
 
 
@@ -201,7 +201,7 @@ class Worker:
         """Decode an answer; `cancelled` is called after every step, and True ends the answer.
 
         Raises:
-            RequestError, Error: the answer was cut short.
+            APIError, Error: the answer was cut short.
         """
         session, settings = self._session, prompt.settings
         self._memory.recall(prompt.ids)
@@ -225,7 +225,7 @@ class Worker:
                     break
                 unsent, sent = [], time.monotonic()
         if tally.reason == "memory":
-            raise RequestError(507, tally.out_of_memory or "out of memory", code="out_of_memory")
+            raise APIError(507, tally.out_of_memory or "out of memory", code="out_of_memory")
         if not tally.ended_well and not (calls and one_call):
             raise ending()
         if calls and not tally.reasoning:  # the template decides about earlier reasoning
@@ -278,14 +278,14 @@ class Worker:
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": numbers}
 
 
-def ending() -> RequestError:
+def ending() -> APIError:
     """Return the error for requests while the server shuts down."""
-    return RequestError(503, "the server is shutting down; try again later", code="server_ending")
+    return APIError(503, "the server is shutting down; try again later", code="server_ending")
 
 
-def _refusal(error: Exception) -> RequestError:
+def _refusal(error: Exception) -> APIError:
     """Return the error response for an exception."""
-    if isinstance(error, RequestError):
+    if isinstance(error, APIError):
         return error
     wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
     message = one_line(describe_error(error))
@@ -293,8 +293,8 @@ def _refusal(error: Exception) -> RequestError:
     flag, _, fault = message.partition(" ")
     field = {"template-arg": "chat_template_kwargs"}.get(flag, flag.replace("-", "_"))
     if wrong_input and field in ChatBody.model_fields:
-        return RequestError(400, f"{field} {fault}", field)
-    return RequestError(400 if wrong_input else 500, message)
+        return APIError(400, f"{field} {fault}", field)
+    return APIError(400 if wrong_input else 500, message)
 
 
 def _totals(tally: Tally, prompt: Prompt) -> dict[str, Any]:

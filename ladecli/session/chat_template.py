@@ -73,10 +73,9 @@ class ChatTemplate:
             for key in choice.arguments
             if key not in self.variables
         ]
-        effort = self._effort_arguments(choice.effort)
-        self._arguments = effort | copy.deepcopy(dict(choice.arguments))
+        self._arguments = self._effort_args(choice.effort) | copy.deepcopy(dict(choice.arguments))
 
-    def _effort_arguments(self, effort: str | None) -> dict[str, Any]:
+    def _effort_args(self, effort: str | None) -> dict[str, Any]:
         """Return the arguments that set the reasoning effort."""
         if effort is None:
             return {}

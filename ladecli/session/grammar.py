@@ -139,7 +139,7 @@ class AnswerGrammar:
 
     Args:
         grammar: of the answer.
-        matcher_tokenizer: returned by `grammar_tokenizer`.
+        vocab: returned by `grammar_tokenizer`.
         tokenizer: of transformers, to find the end of the reasoning; None without a template.
         prompt: the ids before the answer.
 
@@ -147,10 +147,8 @@ class AnswerGrammar:
         UsageError: the grammar does not work with this tokenizer.
     """
 
-    def __init__(
-        self, grammar: Grammar, matcher_tokenizer: Any, tokenizer: Any, prompt: Sequence[int]
-    ) -> None:
-        self._matcher = _library().LLMatcher(matcher_tokenizer, grammar.text, log_level=0)
+    def __init__(self, grammar: Grammar, vocab: Any, tokenizer: Any, prompt: Sequence[int]) -> None:
+        self._matcher = _library().LLMatcher(vocab, grammar.text, log_level=0)
         if self._matcher.is_error():
             raise UsageError(_unusable("grammar", self._matcher.get_error()))
         self._path: list[int] = []  # tokens in the matcher after the committed text

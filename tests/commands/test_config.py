@@ -89,9 +89,7 @@ def test_every_setting_arrives(command: str, requested: Any, monkeypatch: Any) -
     assert replace(from_variables, origins={}) == replace(request, origins={})
 
 
-def test_precedence_of_flags_variables_and_the_file(
-    requested: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precedence_of_settings(requested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write("window = 2\nngram = 3\nseed = 4\nquiet = false\n")
     monkeypatch.setenv("LADE_SEED", "7")
     chat = requested("chat", "-W", "8", "--no-markdown", "some/model")

@@ -25,7 +25,7 @@ from tests.support.decoding import ids_of, reason_of, run, steps_of, transformer
 from tests.support.device import FakeCapture
 from tests.support.models import new_model, prompt_for
 from tests.support.oracle import (
-    CapturedExecutor,
+    EagerCapture,
     cached_ids,
     counts,
     oracle,
@@ -38,7 +38,7 @@ from tests.support.oracle import (
 SMALL = LookaheadConfig(4, 4, 4)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 TEXT = [*PROMPT, *ids_of(run(scrambled(), PROMPT, limits=Limits(80)))]
-EXECUTORS = pytest.mark.parametrize("kind", [Executor, CapturedExecutor])
+EXECUTORS = pytest.mark.parametrize("kind", [Executor, EagerCapture])
 
 
 def follow(generation: Iterator[Event], text: list[int]) -> None:
@@ -247,7 +247,7 @@ def test_an_interrupt_leaves_a_valid_cache(place: str, call: int, kind: type[Exe
     assert cached == TEXT[: len(cached)]
     assert len(cached) >= len(text) - 1 or len(text) == len(PROMPT)
     # Only tokens of a committed step may be in the cache without an event.
-    assert len(cached) < len(text) or kind is CapturedExecutor or place == "observe"
+    assert len(cached) < len(text) or kind is EagerCapture or place == "observe"
     again = ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=Limits(80)))
     assert [*PROMPT, *again] == TEXT
 

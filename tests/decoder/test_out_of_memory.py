@@ -26,14 +26,7 @@ from ladecli.decoder.strategies import make_strategy
 from tests.support.decoding import decoder_of, ids_of, reason_of, run, steps_of
 from tests.support.memory import limit_pages
 from tests.support.models import model_of, prompt_for
-from tests.support.oracle import (
-    CapturedExecutor,
-    cached_ids,
-    change_logits,
-    oracle,
-    run_out,
-    scrambled,
-)
+from tests.support.oracle import EagerCapture, cached_ids, change_logits, oracle, run_out, scrambled
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +93,7 @@ def test_the_next_text_has_wide_steps_again() -> None:
     strategy=st.sampled_from(STRATEGIES),
     config=st.sampled_from(["paper", "all", "costly"]),
     chunk=st.integers(1, 20),
-    kind=st.sampled_from([Executor, CapturedExecutor]),
+    kind=st.sampled_from([Executor, EagerCapture]),
     broken_off=st.none() | st.integers(1, 20),
 )
 def test_faults_in_any_order(

@@ -130,9 +130,7 @@ def test_adapters_on_a_model(lade: Any, model_folder: str, adapter: Path, tmp_pa
     assert answer(lade, str(adapter), "--adapter", str(second))[0] == right
 
 
-def test_an_adapters_tokenizer_is_used(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_its_tokenizer_is_used(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     """Chat adapters are trained with their own template."""
     copy = copied(adapter, tmp_path / "chat")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
@@ -141,9 +139,7 @@ def test_an_adapters_tokenizer_is_used(
     assert answer(lade, copy)[0] == answer(lade, str(adapter), prompt=f"{PROMPT}: ")[0]
 
 
-def test_the_generation_config_of_the_base_is_used(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
+def test_the_bases_generation_config_is_used(lade: Any, model_folder: str, tmp_path: Path) -> None:
     plain = expected(model_folder, make(model_folder, tmp_path / "plain"))
     asks = {"no_repeat_ngram_size": 2, "suppress_tokens": plain[:1]}
     base = copied(model_folder, tmp_path / "base", stating("generation_config.json", **asks))
@@ -189,9 +185,7 @@ def test_adapters_that_cannot_merge(case: str, lade: Any, adapter: Path, tmp_pat
     assert (copy in line, message in line) == (True, True), line
 
 
-def test_options_that_exclude_adapters(
-    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
-) -> None:
+def test_conflicting_options(lade: Any, model_folder: str, adapter: Path, tmp_path: Path) -> None:
     def refusal(code: int, *arguments: str) -> Any:
         return lade("generate", "-p", "a", *arguments).refused(code)
 
@@ -206,9 +200,7 @@ def test_options_that_exclude_adapters(
     assert words in refusal(2, packed, "--adapter", str(adapter))
 
 
-def test_a_missing_peft_is_named(
-    lade: Any, model_folder: str, adapter: Path, monkeypatch: Any
-) -> None:
+def test_peft_is_missing(lade: Any, model_folder: str, adapter: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(adapters, "version", lambda _: None)
     for asked in ((str(adapter),), (model_folder, "--adapter", str(adapter))):
         line = lade("generate", *asked, "-p", "a").refused(1)

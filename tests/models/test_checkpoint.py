@@ -174,9 +174,7 @@ SCALES: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any] | None]]
 
 
 @pytest.mark.parametrize("case", SCALES)
-def test_fp8_weights_are_multiplied_by_their_scales(
-    case: str, lade: Any, model_folder: str, model_with: Any
-) -> None:
+def test_fp8_scales_are_applied(case: str, lade: Any, model_folder: str, model_with: Any) -> None:
     scale_of, ending, config = SCALES[case]
     copy = model_with(adding(in_fp8(scale_of, ending, input_scale=torch.tensor(0.01))))
     if config is not None:

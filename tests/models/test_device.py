@@ -123,9 +123,7 @@ def test_devices_not_here(patch: pytest.MonkeyPatch, name: str, build: Any, why:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("patch")
-def test_a_cgroup_may_limit_memory_and_cores(
-    tmp_path: Path, own: str, files: Any, total: int, free: int
-) -> None:
+def test_limits_of_cgroups(tmp_path: Path, own: str, files: Any, total: int, free: int) -> None:
     put_groups(tmp_path, own, files)
     assert (detect().memory, free_memory(detect())) == (total * GIB, free * GIB)
 

@@ -247,9 +247,7 @@ def test_unused_weights_are_reported(lade: Any, tmp_path: Path) -> None:
         ("gpt-2", r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
     ],
 )
-def test_texts_are_split_by_the_named_pre_tokenizer(
-    pre: str, cut: str, lade: Any, tmp_path: Path
-) -> None:
+def test_texts_are_split_by_pre_tokenizers(pre: str, cut: str, lade: Any, tmp_path: Path) -> None:
     text = "(the) cat!\n\nsat 12345 (on): 2024\n"
     tokenizer = byte_level(cut, (text, "(the) (on): !\n\n 12345 12 345 2024 202 4") * 8)
     model = model_of(vocab_size=len(tokenizer))
@@ -261,9 +259,7 @@ def test_texts_are_split_by_the_named_pre_tokenizer(
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
-def test_byte_level_tokenizers_add_bos_as_the_file_says(
-    pre: str, lade: Any, tmp_path: Path
-) -> None:
+def test_byte_level_tokenizers_add_bos_if_stated(pre: str, lade: Any, tmp_path: Path) -> None:
     names, counts = ("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_bos_token"), []
     for values in ((None, False), (True, False), (None, None)):
         vocabulary = byte_vocabulary(pre=pre) | dict(zip(names, values, strict=True))

@@ -115,9 +115,7 @@ def test_fp8_becomes_plain_if_it_cannot_be_multiplied(fp8: str) -> None:
 
 
 @pytest.mark.parametrize(("capability", "weights"), [((8, 0), "bfloat16"), ((8, 9), "fp8")])
-def test_fp8_stays_if_it_can_be_multiplied(
-    capability: Any, weights: str, fp8: str, monkeypatch: Any
-) -> None:
+def test_fp8_stays_if_supported(capability: Any, weights: str, fp8: str, monkeypatch: Any) -> None:
     use_devices(monkeypatch, GPU)
     answers = {"cuda:1": capability}
     monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)

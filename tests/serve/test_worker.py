@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.support.scripts import CHATML, ScriptedModel
+from tests.support.scripts import CHATML, FakeModel
 from tests.support.server import Server
 
 IM = ("<|im_start|>", "<|im_end|>")
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = ScriptedModel(TEMPLATE, SAID, IM).write(tmp_path_factory.mktemp("caller"))
+    folder = FakeModel(TEMPLATE, SAID, IM).write(tmp_path_factory.mktemp("caller"))
     with Server(tmp_path_factory.mktemp("home"), "--name", "caller", model=folder) as one:
         one.folder = folder
         yield one
@@ -83,7 +83,7 @@ def test_calls_and_results_reach_the_template(server: Server) -> None:
 
 def test_one_call_without_parallel_tool_calls(tmp_path: Path) -> None:
     twice = (f"<tool_call>{CALL}</tool_call>", f" <tool_call>{CALL}</tool_call>", "<|im_end|>")
-    folder = ScriptedModel(CHATML, twice, IM).write(tmp_path / "model")
+    folder = FakeModel(CHATML, twice, IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         for parallel, count in ((True, 2), (False, 1)):
             said = server.chat(tools=TOOLS, parallel_tool_calls=parallel)["choices"][0]
@@ -92,7 +92,7 @@ def test_one_call_without_parallel_tool_calls(tmp_path: Path) -> None:
 
 
 def test_a_template_without_tools_gets_tools_as_text(tmp_path: Path) -> None:
-    folder = ScriptedModel(CHATML, SAID, IM).write(tmp_path / "model")
+    folder = FakeModel(CHATML, SAID, IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         short = server.chat(max_tokens=9)
         said = server.chat(tools=TOOLS, max_tokens=9)
@@ -148,7 +148,7 @@ def test_responses(server: Server) -> None:
 
 def test_the_tokens_of_an_answer_with_calls_stay_cached(tmp_path: Path) -> None:
     """Even if the template writes calls in another form than the model."""
-    folder = ScriptedModel(TEMPLATE, (CALL, "<|im_end|>", "lost"), IM).write(tmp_path / "model")
+    folder = FakeModel(TEMPLATE, (CALL, "<|im_end|>", "lost"), IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         first = server.chat(messages=[HI], tools=TOOLS)
         message = first["choices"][0]["message"]
@@ -166,7 +166,7 @@ def test_texts_are_drafted_with_json_escapes(tmp_path: Path) -> None:
     escaped = json.dumps({"name": "weather", "arguments": {"city": text}})
     pieces = [escaped[at : at + 9] for at in range(0, 180, 9)]
     unique = list(dict.fromkeys(pieces))[:12]
-    folder = ScriptedModel(TEMPLATE, (*unique, "<|im_end|>"), IM).write(tmp_path / "model")
+    folder = FakeModel(TEMPLATE, (*unique, "<|im_end|>"), IM).write(tmp_path / "model")
     with Server(tmp_path, model=folder) as server:
         plain = server.chat(messages=[HI], tools=TOOLS)["lade"]
         asked = {"role": "user", "content": text}

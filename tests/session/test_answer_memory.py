@@ -53,9 +53,7 @@ def steps_of(talk: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("options", ["-n 60", "-n 60 -t 0.8 --seed 3"])
-def test_a_second_run_gives_the_same_answers_in_fewer_steps(
-    talk: Any, home: Path, options: str
-) -> None:
+def test_a_second_run_repeats_answers_in_fewer_steps(talk: Any, home: Path, options: str) -> None:
     first, second = (talk(*QUESTIONS, options=options, home=home) for _ in range(2))
     without = talk(*QUESTIONS, options=f"{options} --no-memory", home=home / "other")
     assert first.said == second.said == without.said

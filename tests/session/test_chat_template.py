@@ -21,7 +21,7 @@ from ladecli.models.find import resolve
 from ladecli.options.answer import TemplateChoice
 from ladecli.trace.format import read_trace
 from tests.support.hub import holding, stating
-from tests.support.scripts import CHATML, ScriptedModel
+from tests.support.scripts import CHATML, FakeModel
 
 SYSTEM, FIRST, SECOND = "Be brief.", "Where is the Louvre?", "And the Prado?"
 
@@ -134,7 +134,7 @@ class Case:
         keeps: the name under which earlier reasoning is passed.
     """
 
-    folder: ScriptedModel
+    folder: FakeModel
     answer: str = "Paris."
     thinks: str | None = None
     system: str = "role"
@@ -173,54 +173,50 @@ SCHEMA = {
     },
 }
 CASES = {
-    "chatml": Case(ScriptedModel(CHATML, PARIS, IM)),
+    "chatml": Case(FakeModel(CHATML, PARIS, IM)),
     "llama3": Case(
-        ScriptedModel(
+        FakeModel(
             LLAMA3, (*PARIS[:2], "<|eot|>", "x"), ("<|head|>", "<|tail|>", "<|eot|>"), "\n\n"
         ),
         options=("--template-arg", "date_string=26 Jul 2024"),
         arguments={"date_string": "26 Jul 2024"},
     ),
     "mistral-v0.1": Case(
-        ScriptedModel(MISTRAL, (*PARIS[:2], "<|end|>"), INST, "[/INST]"), system="user"
+        FakeModel(MISTRAL, (*PARIS[:2], "<|end|>"), INST, "[/INST]"), system="user"
     ),
     "gemma": Case(
-        ScriptedModel(GEMMA, (*PARIS[:2], "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
+        FakeModel(GEMMA, (*PARIS[:2], "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
         system="user",
     ),
     "phi-3": Case(
-        ScriptedModel(
-            PHI3, (*PARIS[:2], "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")
-        ),
+        FakeModel(PHI3, (*PARIS[:2], "<|close|>", "x"), ("<|user|>", "<|assistant|>", "<|close|>")),
         system="user",
     ),
-    "qwen3": Case(ScriptedModel(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
+    "qwen3": Case(FakeModel(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
     "qwen3-without": Case(
-        ScriptedModel(QWEN3, PARIS, (*IM, "<think>", "</think>"), "\n\n"),
+        FakeModel(QWEN3, PARIS, (*IM, "<think>", "</think>"), "\n\n"),
         options=("--reasoning-effort", "none"),
         arguments={"enable_thinking": False},
     ),
     "deepseek-r1": Case(
-        ScriptedModel(
-            R1, (*THINK[1:-2], "<|stop|>", "x"), ("<|User|>", "<|Assistant|>", "<|stop|>")
-        ),
+        FakeModel(R1, (*THINK[1:-2], "<|stop|>", "x"), ("<|User|>", "<|Assistant|>", "<|stop|>")),
         thinks="Hm,",
     ),
     "named": Case(
-        ScriptedModel({"rag": MISTRAL, "talk": CHATML}, PARIS, IM),
+        FakeModel({"rag": MISTRAL, "talk": CHATML}, PARIS, IM),
         options=("--chat-template", "talk"),
         arguments={"chat_template": CHATML},
     ),
-    "smolvlm": Case(ScriptedModel(PARTS, (*PARIS[:2], "<stop>", "x"), ("<stop>",)), message=parts),
+    "smolvlm": Case(FakeModel(PARTS, (*PARIS[:2], "<stop>", "x"), ("<stop>",)), message=parts),
     "gpt-oss": Case(
-        ScriptedModel(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
+        FakeModel(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
         thinks="Hm,",
         keeps="thinking",
         options=("--reasoning-effort", "low"),
         arguments={"reasoning_effort": "low"},
     ),
     "magistral": Case(
-        ScriptedModel(
+        FakeModel(
             MAGISTRAL,
             ("[THINK]", "Hm", ", ", "[/THINK]", *PARIS[:2], "<|end|>"),
             (*INST, "[SYSTEM]", "[/SYSTEM]"),
@@ -231,7 +227,7 @@ CASES = {
         keeps="thinking",
     ),
     "schema": Case(
-        ScriptedModel(MUSING, MUSES, IM, tokenizer={"response_template": SCHEMA}),
+        FakeModel(MUSING, MUSES, IM, tokenizer={"response_template": SCHEMA}),
         thinks="Hm,",
         keeps="thinking",
     ),
@@ -292,7 +288,7 @@ thinker, named, muser = written("qwen3"), written("named"), written("schema")
 
 
 def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path) -> None:
-    folder = ScriptedModel(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
+    folder = FakeModel(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
     assert "drops the user's messages" in say(lade, folder).refused()
 
 
@@ -446,16 +442,14 @@ def test_contents_as_text_or_as_parts(tmp_path: Path) -> None:
     """Clients of servers send typed parts for any template, and messages without content."""
     typed, call = parts("user", FIRST), {"role": "assistant", "tool_calls": []}
     for name, template in (("text", GEMMA), ("parts", PARTS)):
-        case = ScriptedModel(template, ("Paris", ".", "<stop>", "x"), ("<turn>", "<stop>"))
+        case = FakeModel(template, ("Paris", ".", "<stop>", "x"), ("<turn>", "<stop>"))
         model = ladecli.load(case.write(tmp_path / name))
         system = [parts("system", SYSTEM)]
         ids = model.session.encode_chat([*system, typed])
         assert ids == model.session.encode_chat([plain("system", SYSTEM), plain("user", FIRST)])
         assert FIRST in model.session.loaded.tokenizer.decode(ids)
     template = CHATML.replace("m.content", "m.content | default('called')")
-    model = ladecli.load(
-        ScriptedModel(template, ("Paris", "<|im_end|>"), IM).write(tmp_path / "call")
-    )
+    model = ladecli.load(FakeModel(template, ("Paris", "<|im_end|>"), IM).write(tmp_path / "call"))
     assert model.generate([plain("user", FIRST), call, plain("user", FIRST)]) == "Paris"
 
 
@@ -486,9 +480,7 @@ def called(arguments: Any, **more: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a session whose model's own template is not used."""
-    folder = ScriptedModel(CHATML, ("Paris", "<|im_end|>"), IM).write(
-        tmp_path_factory.mktemp("model")
-    )
+    folder = FakeModel(CHATML, ("Paris", "<|im_end|>"), IM).write(tmp_path_factory.mktemp("model"))
     return ladecli.load(folder).session
 
 
@@ -563,7 +555,7 @@ def test_calls_and_results_of_tools(prompt_by: Any, talker: Any) -> None:
 @pytest.mark.parametrize("place", ["files", "list", "dict"])
 def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_path: Path) -> None:
     templates = {"default": CHATML, "tool_use": CALLS, "brief": "{{ messages[0].content }}\n"}
-    folder = Path(ScriptedModel(templates, PARIS[:3], IM).write(tmp_path))
+    folder = Path(FakeModel(templates, PARIS[:3], IM).write(tmp_path))
     if place != "files":
         shutil.rmtree(folder / "additional_chat_templates")
         (folder / "chat_template.jinja").unlink()
@@ -586,7 +578,7 @@ def test_the_template_for_tools_is_taken_with_tools(lade: Any, place: str, tmp_p
 
 
 def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
-    folder = ScriptedModel(CALLS, PARIS[:3], IM).write(tmp_path / "model")
+    folder = FakeModel(CALLS, PARIS[:3], IM).write(tmp_path / "model")
     hi, result = plain("user", FIRST), {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
     both = {"tools": TOOLS, "documents": [{"title": "a", "text": "b"}]}
     rows: list[tuple[dict[str, Any], list[Any], dict[str, Any]]] = [
@@ -606,7 +598,7 @@ def test_rows_bring_tools(lade: Any, rows_file: Any, tmp_path: Path) -> None:
         count = len(right_ids(tokenizer, messages, **more))
         assert answer["usage"]["prompt_tokens"] == count, row
     assert "tools need a chat template" in lade(*asked, "--raw").refused()
-    other = ScriptedModel(CHATML, PARIS[:3], IM).write(tmp_path / "other")
+    other = FakeModel(CHATML, PARIS[:3], IM).write(tmp_path / "other")
     assert "no variable 'tools'" in lade("generate", other, *asked[2:]).err
 
 
@@ -619,7 +611,7 @@ RUNAWAY = ("Paris", ".", "<|im_end|>", "system", "<|im_start|>", " user", "Q")
 @pytest.fixture(scope="module")
 def runaway(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a chat model whose configs have only the base model's end token."""
-    return ScriptedModel(CHATML, RUNAWAY, IM).write(tmp_path_factory.mktemp("model"))
+    return FakeModel(CHATML, RUNAWAY, IM).write(tmp_path_factory.mktemp("model"))
 
 
 def answered(lade: Any, folder: str, *arguments: str) -> Any:
@@ -655,11 +647,11 @@ def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> No
         (" and so on<|im_end|>", False),
     ],
 )
-def test_the_end_token_must_be_a_single_added_token(
+def test_the_end_token_is_one_added_token(
     lade: Any, tmp_path: Path, after: str, ends: bool
 ) -> None:
     template = CHATML.replace("<|im_end|>\n", after)
-    folder = ScriptedModel(template, RUNAWAY, IM).write(tmp_path)
+    folder = FakeModel(template, RUNAWAY, IM).write(tmp_path)
     assert (answered(lade, folder)["finish_reason"] == "eos") == ends
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.support.scripts import ScriptedModel
+from tests.support.scripts import FakeModel
 
 FORMS = {
     "qwen": ("<|fim_prefix|>", "def f():", "<|fim_suffix|>", "x", "<|fim_middle|>"),
@@ -24,9 +24,7 @@ def test_the_prompt_is_that_of_the_model(form: str, lade: Any, tmp_path: Path) -
     marks = [part for part in parts if part not in ("def f():", "x")]
     cue = parts[-1]
     new = [mark for mark in marks if mark != cue]
-    folder = ScriptedModel("", ("return", " 1", *new[:1], "lost"), new, cue).write(
-        tmp_path / "model"
-    )
+    folder = FakeModel("", ("return", " 1", *new[:1], "lost"), new, cue).write(tmp_path / "model")
     (tmp_path / "after").write_text("x")
     asked = ("generate", folder, "-p", "def f():", "--suffix-file", str(tmp_path / "after"))
     answer = lade(*asked, "--json").json()

@@ -211,7 +211,7 @@ def test_the_command(tmp_path: Path, lade: Callable[..., Result]) -> None:
     assert "same file" in generate("--json-schema", str(schema), "--trace", str(schema)).refused()
 
 
-def test_a_missing_llguidance_is_named(
+def test_llguidance_is_missing(
     lade: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)

@@ -46,7 +46,7 @@ class Ranks:
 
     Args:
         arguments: of the command line.
-        options: of `processes.ForkedProgram`.
+        options: of `processes.Fork`.
     """
 
     def __init__(self, *arguments: str, **options: Any) -> None:
@@ -54,7 +54,7 @@ class Ranks:
         self.out = open(read)  # noqa: SIM115  (`ended`)
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (`ended`)
         streams = (None, write, self.errors.fileno())
-        self.program = processes.ForkedProgram(arguments, streams, os.environ, **options)
+        self.program = processes.Fork(arguments, streams, os.environ, **options)
         os.close(write)
         self.family: list[psutil.Process] = []
 
@@ -107,9 +107,7 @@ def test_ranks_yield_the_text_of_one_process_until_one_is_killed(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
-def test_leaders_leave_no_processes_and_folders(
-    number: int, code: int, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_leaders_clean_up(number: int, code: int, tmp_path: Path, monkeypatch: Any) -> None:
     asked = ("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ranks = Ranks(*asked, ranks=True)

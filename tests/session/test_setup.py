@@ -45,9 +45,7 @@ def test_options_that_a_device_cannot_have_are_refused() -> None:
         ({"attention": "sdpa", "batch_invariant": True}, "batch-invariant steps have an attention"),
     ],
 )
-def test_options_that_are_refused_before_device_detection(
-    options: dict[str, Any], line: str
-) -> None:
+def test_options_refused_before_device_detection(options: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=f"^{line}"):
         RankedOptions(**{"cuda_graphs": True, **options}).check()
 

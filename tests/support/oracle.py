@@ -98,7 +98,7 @@ class Markov(Oracle):
         return self.table[tokens % len(self.table)]
 
 
-class CapturedExecutor(Executor):
+class EagerCapture(Executor):
     """An executor that computes a step when it is started, as a GPU does with captured steps."""
 
     overlaps = True

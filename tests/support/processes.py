@@ -60,7 +60,7 @@ class Result:
         return self.err[len("lade: ") :]
 
 
-class ForkedProgram:
+class Fork:
     """`lade` as a separate process, in its own process group.
 
     Args:
@@ -97,7 +97,7 @@ class ForkedProgram:
         return self.process.exitcode
 
 
-class Program(ForkedProgram):
+class Program(Fork):
     """A program whose streams are files; it reads `text`, and has additional variables."""
 
     def __init__(self, *arguments: str, text: str = "", **env: str) -> None:
@@ -143,7 +143,7 @@ class Spawn(pexpect.spawn):
         assert command[:2] == ["-m", "ladecli"]
         ours, theirs = pty.openpty()
         ptyprocess.ptyprocess._setwinsize(ours, *options["dimensions"])
-        program = ForkedProgram(command[2:], [theirs] * 3, os.environ if env is None else env, True)
+        program = Fork(command[2:], [theirs] * 3, os.environ if env is None else env, True)
         os.close(theirs)
         return _Child(program, ours)
 
@@ -151,7 +151,7 @@ class Spawn(pexpect.spawn):
 class _Child(ptyprocess.PtyProcess):
     """A child of the server, which reports its end."""
 
-    def __init__(self, program: ForkedProgram, fd: int) -> None:
+    def __init__(self, program: Fork, fd: int) -> None:
         super().__init__(program.pid, fd)
         self.program = program
 

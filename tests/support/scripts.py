@@ -25,7 +25,7 @@ CHATML = """\
 
 
 @dataclass(frozen=True)
-class ScriptedModel:
+class FakeModel:
     """The content of a model folder whose answers follow a script.
 
     Attributes:

@@ -30,7 +30,7 @@ def http_post(path: str, body: bytes, length: int | None = None) -> bytes:
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
-class Server(processes.ForkedProgram):
+class Server(processes.Fork):
     """`lade serve` at a free port, until the block ends."""
 
     patience = 30.0

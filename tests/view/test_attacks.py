@@ -12,7 +12,7 @@ import pytest
 
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.trace.format import Header, Trace
-from tests.support.scripts import ScriptedModel
+from tests.support.scripts import FakeModel
 from tests.support.terminal import Terminal
 from tests.support.traces import write
 
@@ -53,7 +53,7 @@ def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a model whose answer and folder name have control characters."""
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    scripted = ScriptedModel(template, ["Begin", f"{ATTACK}\n\n", "End"])
+    scripted = FakeModel(template, ["Begin", f"{ATTACK}\n\n", "End"])
     plain = scripted.write(tmp_path_factory.mktemp("models") / "plain")
     return str(shutil.copytree(plain, Path(plain).parent / SHORT.replace("/", "")))
 

@@ -27,9 +27,7 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     with tempfile.TemporaryFile() as err:
-        child = processes.ForkedProgram(
-            [*command.split(), *trace], (0, write, err.fileno()), os.environ
-        )
+        child = processes.Fork([*command.split(), *trace], (0, write, err.fileno()), os.environ)
         os.close(write)
         assert child.wait() == 0
         err.seek(0)
