@@ -512,7 +512,7 @@ def fuzz_targets(base: Path) -> dict[str, FuzzTarget]:
             share=0.2,
         ),
         "kept": FuzzTarget(
-            [{"lade/chats/2026-01-01-000000-1.json": _TALK.asked("and").as_json("m").encode()}],
+            [{"lade/chats/2026-01-01-000000-1.json": _OPEN_TALK.as_json("m").encode()}],
             [("chat", small, "--offline", "--device", "cpu", "--continue", "-n", "1")],
             share=0.2,
         ),
@@ -562,7 +562,8 @@ def fuzz_targets(base: Path) -> dict[str, FuzzTarget]:
     }
 
 
-_TALK = Conversation("be brief").asked("hello").answered("hi", True, "so")
+_TALK = Conversation("be brief").with_question("hello").with_answer("hi", True, "so")
+_OPEN_TALK = _TALK.with_question("and")
 
 
 def _model_files(folder: Path, family: str, **saved: Any) -> Files:

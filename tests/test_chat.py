@@ -93,7 +93,7 @@ def test_early_ctrl_c_gives_the_message_back(talk: Lade, monkeypatch: Any, tmp_p
 def test_an_early_signal_keeps_the_unanswered_message(talk: Lade, monkeypatch: Any) -> None:
     during_forward(monkeypatch, 1, terminate)
     chat = talk(QUESTIONS[0])
-    assert (chat.code, chat.conversation) == (143, Conversation().asked(QUESTIONS[0]))
+    assert (chat.code, chat.conversation) == (143, Conversation().with_question(QUESTIONS[0]))
 
 
 def test_ctrl_c_before_a_new_reply_keeps_the_old_one(talk: Lade, monkeypatch: Any) -> None:

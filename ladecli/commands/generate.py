@@ -179,7 +179,7 @@ class _Answers:
         # The status row of a live view shows that the model is reasoning.
         written = any(isinstance(view, Writer) for view in shown)
         hides_reasoning = written and not request.reasoning and sys.stderr.isatty()
-        settings = opening.limited(request, self._settings, session, ids)
+        settings = opening.with_length_limit(request, self._settings, session, ids)
         settings = dataclasses.replace(settings, template=talk.template)
         files = record.writers(request, session, settings, ids, number)
         lost: RankError | None = None

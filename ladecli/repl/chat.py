@@ -181,7 +181,7 @@ class Chat:
         before = self.conversation
         message = "\n\n".join([*self.attached, text.rstrip()])
         try:
-            self.answer((self.base or before).asked(message))
+            self.answer((self.base or before).with_question(message))
         finally:
             if self.conversation is before:
                 # Neither the unanswered message nor text typed since must be lost.
@@ -200,7 +200,7 @@ class Chat:
         tally, ids = Tally(), self.encode(seen)
         self.memory.recall(ids)
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
-        settings = opening.limited(self.request, self.settings(), self.session, ids)
+        settings = opening.with_length_limit(self.request, self.settings(), self.session, ids)
         reply = Reply(ids, settings, tally, drafts)
         # If the question is not new, its old reply is kept until there is another one.
         if is_new := seen.messages != self.conversation.messages[: len(seen.messages)]:
@@ -216,7 +216,7 @@ class Chat:
             # The text is kept even if an error ended the reply.
             interrupted = tally.reason in (None, "interrupted", "memory")
             if tally.text or tally.reasoning or not interrupted:
-                self.conversation = seen.answered(tally.text, interrupted, tally.reasoning)
+                self.conversation = seen.with_answer(tally.text, interrupted, tally.reasoning)
                 if self.replies:
                     self.replies[-1].drafts = b""  # only the last one is compared
                 self.replies.append(reply)
@@ -241,7 +241,7 @@ class Chat:
                 show(event)
                 look()
                 if time.monotonic() >= saved + SAVE_INTERVAL:
-                    self.keep(seen.answered(tally.text, True, tally.reasoning))
+                    self.keep(seen.with_answer(tally.text, True, tally.reasoning))
                     saved = time.monotonic()
 
     def _conclude(self, reply: Reply) -> None:
@@ -359,7 +359,7 @@ class Chat:
             UsageError: the template refuses the conversation.
         """
         unanswered = conversation.messages and conversation.messages[-1].role == "user"
-        self.encode(conversation if unanswered else conversation.asked("?"))
+        self.encode(conversation if unanswered else conversation.with_question("?"))
 
     @property
     def used(self) -> int:

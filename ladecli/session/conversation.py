@@ -60,11 +60,11 @@ class Conversation:
         """The user's last message; errors as for `without_reply`."""
         return self.without_reply().messages[-1].content
 
-    def asked(self, text: str) -> Conversation:
+    def with_question(self, text: str) -> Conversation:
         """Return the conversation with one more message of the user."""
         return replace(self, messages=(*self.messages, Message("user", text)))
 
-    def answered(
+    def with_answer(
         self, text: str, interrupted: bool = False, reasoning: str | None = None
     ) -> Conversation:
         """Return the conversation with a reply of the model, and the reasoning before it."""

@@ -214,7 +214,7 @@ def _import_libraries() -> None:
         gc.freeze()  # modules stay, so the garbage collector need not scan them again
 
 
-def limited(
+def with_length_limit(
     request: AnswerOptions, settings: Settings, session: Session, prompt: Sequence[int]
 ) -> Settings:
     """Return the settings for a prompt: without a limit of new tokens by the user, the model's own

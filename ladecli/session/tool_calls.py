@@ -262,8 +262,8 @@ def with_tools_as_text(messages: Iterable[Mapping[str, Any]], tools: Sequence[To
             continue
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            made = ToolCall(function["name"], arguments_of(function["arguments"]))
-            content += f"\n{made.written()}" if content else made.written()
+            text = ToolCall(function["name"], arguments_of(function["arguments"])).written()
+            content += f"\n{text}" if content else text
         kept = {key: value for key, value in message.items() if key != "tool_calls"}
         shown.append({**kept, "content": content})
     if not tools:

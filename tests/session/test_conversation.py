@@ -10,11 +10,13 @@ import pytest
 
 from ladecli.session.conversation import Conversation, from_json
 
-TALK = Conversation("Be brief.").asked("one").answered("1").asked("two").answered("2", True)
+TALK = Conversation("Be brief.").with_question("one").with_answer("1")
+TALK = TALK.with_question("two").with_answer("2", True)
 
 
 def test_a_saved_conversation_is_read_unchanged() -> None:
-    odd = replace(TALK, forgotten=2).asked("é 你 👩‍💻\n\t\x1b[31m").answered("3", reasoning="Hm")
+    odd = replace(TALK.with_question("é 你 👩‍💻\n\t\x1b[31m"), forgotten=2)
+    odd = odd.with_answer("3", reasoning="Hm")
     for talk in (Conversation(), TALK, odd):
         assert from_json(talk.as_json("demo")).conversation == talk
 

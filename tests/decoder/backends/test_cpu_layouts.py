@@ -62,7 +62,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
 def test_every_form_is_the_product(
     bias: bool, bare: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On this processor, and on one without instructions for 16 bits."""
+    """Check this processor, and one without instructions for 16 bits."""
     if bare:
         bare_processor(monkeypatch)
     for form in forms_of(dtype):

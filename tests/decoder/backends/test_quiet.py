@@ -91,7 +91,7 @@ def test_a_model_that_warns_is_decoded_like_any_other(family: str) -> None:
     ],
 )
 def test_commands_show_no_warning(command: str, warning_folder: Path) -> None:
-    """In separate processes, with Python's filters and not those of the tests; `--debug` shows
+    """Run separate processes, with Python's filters and not those of the tests; `--debug` shows
     warnings."""
     name, *options = command.split()
     arguments = (name, str(warning_folder), "--trust-remote-code", *options)

@@ -47,8 +47,8 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if fa
 
 @pytest.mark.parametrize("family", [*KINDS, *SLOW])
 def test_texts_are_those_of_generate(family: str) -> None:
-    """With trees and with the paper's window, for prompts that are read in chunks, continue an
-    earlier one, or fork from it."""
+    """Decode with trees and with the paper's window, for prompts that are read in chunks, continue
+    an earlier one, or fork from it."""
     decoder, prompt, expected = decoder_of(family), prompt_for(family), expected_of(family)
     assert decoder.executor.model.drafts == "trees"
     assert not decoder.executor.notices

@@ -161,7 +161,7 @@ GROWING = {
 def test_rotary_frequencies_that_change_inside_transformers(
     family: str, settings: dict[str, Any]
 ) -> None:
-    """With and without trees; a long prompt in chunks would start with those of short texts."""
+    """Trees and none; a long prompt in chunks would start with frequencies of short texts."""
     model = new_model(family, head_dim=8, **settings)
     for length in (133, 141):
         prompt = prompt_for(family, length)

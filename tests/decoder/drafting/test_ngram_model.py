@@ -222,7 +222,7 @@ def store_with(*text: int) -> DraftStore:
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.data())
 def test_a_continued_text_counts_every_token_once(text: list[int], data: st.DataObject) -> None:
-    """For any part that came as a prompt, and any accepted tokens."""
+    """This holds for any part that came as a prompt, and any accepted tokens."""
     store, end = DraftStore(), 0
     while end < len(text):
         start, end = end, data.draw(st.integers(end + 1, len(text)))

@@ -61,7 +61,7 @@ def replay(strategy: Strategy, text: list[int]) -> list[Draft]:
 
 @pytest.mark.parametrize("family", ["phi3_long", "llama_dynamic", "gpt2"])
 def test_the_papers_guesses_end_at_the_limits_of_positions(family: str) -> None:
-    """At the end of the context, and at the rotary boundary."""
+    """Limits are the end of the context, and the rotary boundary."""
     decoder, config = decoder_of(family), LookaheadConfig(2, 4, 8, sources=PAPER)
     end = decoder.executor.facts.rope_boundary or decoder.max_context
     for before in range(2, 8):
@@ -75,7 +75,7 @@ def test_the_papers_guesses_end_at_the_limits_of_positions(family: str) -> None:
 
 
 def test_the_papers_pool_proposes_ngrams_of_the_window() -> None:
-    """At most G n-grams at once, which start with the current token."""
+    """The tree has at most G n-grams, which start with the current token."""
     config = LookaheadConfig(5, 4, 3, sources=PAPER, step_cost=DEAR)
     drafts = replay(make_strategy("lookahead", config), text_of(600))
     assert all(draft.window for draft in drafts), "whatever a step costs"
