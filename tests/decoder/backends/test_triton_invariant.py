@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,22 @@ import torch
 from torch import Tensor
 
 from ladecli.decoder.backends.attention import BACKENDS
+from ladecli.decoder.backends.facts import model_facts
+from ladecli.decoder.backends.load import decoder_of
 from ladecli.decoder.backends.triton_attention import triton_available
 from ladecli.decoder.layout import StepLayout, build
+from ladecli.decoder.model.forward import Operations
 from ladecli.decoder.model.mask import CapturedMask, Rules, StepMask
+from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 from tests.support.decoding import paths_of
+from tests.support.models import model_of
 
 interpreter: Any = pytest.importorskip("triton.runtime.interpreter")
 attention: Any = importlib.import_module("ladecli.decoder.backends.triton_invariant")
+racing: Any = importlib.import_module("ladecli.decoder.backends.product_race")
+ops: Any = importlib.import_module("ladecli.decoder.backends.triton_ops")
 products: Any = importlib.import_module("ladecli.decoder.backends.triton_product")
 
 NO_TRITON = not triton_available(torch.device("cpu"))
@@ -38,7 +47,7 @@ def numbers(draw: random.Random, *shape: int, dtype: torch.dtype) -> Tensor:
 def product(draw: random.Random, outputs: int, inputs: int, dtype: torch.dtype) -> Any:
     weight = numbers(draw, outputs, inputs, dtype=dtype)
     bias = numbers(draw, outputs, dtype=dtype) if draw.random() < 0.5 else None
-    return products.SkinnyProduct(weight, bias, draw.choice(products.BLOCKS))
+    return products.SkinnyProduct(weight, bias, alike=True)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -144,3 +153,89 @@ def test_attention_of_a_token_is_the_same_among_others(number: int, in_order: No
             query[:, :, row : row + 1], key[:, :, seen], value[:, :, seen], single, rules
         )
         assert torch.equal(alone[:, :, 0], together[:, :, row]), node
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_logits_of_a_token_are_the_same_among_others(family: str, in_order: None) -> None:
+    """With norms, rotary embeddings and gates, which are computed row by row."""
+    stock = copy.deepcopy(model_of(family)).to(torch.float16)
+    operations = Operations("invariant", attention.invariant_attention, True, ops.TritonOps())
+
+    def project(parts: Any) -> Any:
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        return products.SkinnyProduct(torch.cat([part.weight for part in parts]), bias, alike=True)
+
+    facts = model_facts(stock.config)
+    decoder = decoder_of(Transformer(stock, facts, operations, project), facts, 200)
+    draw, cache = random.Random(5), decoder.cache
+    cache.reserve(90)
+    for tensor in cache.tensors:  # a text of random keys and values
+        tensor[..., :62, :].normal_(generator=torch.Generator().manual_seed(2))
+    cache.length = 62
+    step, paths = step_of(draw, 1, 7, 62)
+    together = decoder.executor.run(step).clone()
+    cache.truncate(62)
+    deepest = max(paths, key=len)
+    assert len(deepest) > 2  # beyond a tile of keys
+    for row in (0, *[1 + node for node in deepest]):
+        alone = decoder.executor.run(build([step.tokens[row]], cache.length, Draft()))
+        cache.keep([0])
+        assert torch.equal(alone[0], together[row])
+
+
+class Timed(products.SkinnyProduct):  # type: ignore[misc]
+    """A product that takes, on a clock of its own, what a table says of a way to multiply."""
+
+    now = 0.0
+
+    def __init__(self, seconds: dict[Any, float], *, alike: bool) -> None:
+        weight = torch.randn(24, 64, generator=torch.Generator().manual_seed(1)).half()
+        super().__init__(weight, None, alike=alike)
+        self.seconds = {None: 1.0, **dict.fromkeys(products.BLOCKS, 2.0), **seconds}
+
+    def by_library(self, x: Tensor) -> Tensor:
+        return self._after(None, x)
+
+    def by_tiles(self, x: Tensor, block: int) -> Tensor:
+        return self._after(block, x)
+
+    def _after(self, way: int | None, x: Tensor) -> Tensor:
+        seconds = self.seconds[way]
+        if seconds == FAILS:
+            raise RuntimeError("out of registers")
+        Timed.now += abs(seconds)
+        return super().by_library(x) * (1.0 if seconds > 0 else 1.1)
+
+
+FAILS, WRONG = 0.0, -0.1
+ALL_FAIL = dict.fromkeys(products.BLOCKS, FAILS)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "alike", "block", "failures"),
+    [
+        ({}, False, None, 0),
+        ({32: 0.5, 64: 0.6}, False, 32, 0),
+        ({128: 1.02}, False, 128, 0),
+        ({128: 1.04}, False, None, 0),
+        ({128: 1.9}, True, 128, 0),
+        ({32: WRONG, 64: FAILS, 128: 0.9}, False, 128, 2),
+        (ALL_FAIL, False, None, 3),
+        (ALL_FAIL, True, None, 3),
+    ],
+)
+def test_the_fastest_right_way_to_multiply_is_taken(
+    seconds: dict[Any, float], alike: bool, block: int | None, failures: int
+) -> None:
+    """The library stays where it is more than 3 % faster, unless rows have to be alike."""
+    made, times = [Timed(seconds, alike=alike) for _ in range(3)], dict[str, Any]()
+    choose = partial(racing.choose_products, prepare=lambda work: work, machine="a GPU")
+    notices = choose([object(), *made], times, clock=lambda: Timed.now)
+    assert {each.block for each in made} == {block}
+    assert {each.alike for each in made} == {alike and block is not None}
+    assert len(notices) == failures
+    assert all("24 x 64" in notice for notice in notices)
+    if not failures:  # what is known is not measured again
+        began, again = Timed.now, Timed({}, alike=alike)
+        assert not choose([again], times, clock=lambda: Timed.now)
+        assert (Timed.now, again.block) == (began, block)
