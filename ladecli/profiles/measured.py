@@ -2,8 +2,9 @@
 
 A measurement is valid for a device, a version of torch, the shape of a model, the type of its
 weights and its backend.  Every load measures a little, and the smaller time of two loads is kept,
-so that disturbances by other programs do not last.  If the file cannot be read or written, the next
-load measures again.
+so that disturbances by other programs do not last.  The times of products on a GPU are kept in the
+same file; `decoder.backends.product_race` names them.  If the file cannot be read or
+written, the next load measures again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,12 +64,26 @@ def read_all() -> dict[str, dict[int, float]]:
 
 def keep(key: str, seconds: Mapping[int, float]) -> bool:
     """Write the seconds of steps in place of earlier ones; return False if that fails."""
-    everything = read_all() | {key: dict(sorted(seconds.items()))}
+    return _write({key: dict(sorted(seconds.items()))})
+
+
+def _write(new: Mapping[str, Mapping[int, float]]) -> bool:
+    everything = {**read_all(), **new}
     with contextlib.suppress(LadeError, OSError):
         path().parent.mkdir(parents=True, exist_ok=True)
         files.write(path(), json.dumps(everything, indent=1) + "\n", "step costs")
         return True
     return False
+
+
+@contextlib.contextmanager
+def times_of_products() -> Iterator[dict[str, Mapping[int, float]]]:
+    """Have what products take here as measured before, and keep what is added."""
+    known = read_all()
+    times: dict[str, Mapping[int, float]] = {**known}
+    yield times
+    if new := times.keys() - known.keys():
+        _write({name: times[name] for name in new})
 
 
 def run(

@@ -75,15 +75,17 @@ class Session:
         self.loaded = loaded
         self.load_seconds = 0.0
         self.setup = setup = setup or Setup()
-        self.decoder = load_decoder(
-            loaded.model,
-            attention=setup.attention.name,
-            max_context=setup.context,
-            cuda_graphs=setup.no_graphs_reason is None,
-            kernels=setup.kernels,
-            pack=setup.store_twice,
-            on_layer=on_layer,
-        )
+        with measured.times_of_products() as times:
+            self.decoder = load_decoder(
+                loaded.model,
+                attention=setup.attention.name,
+                max_context=setup.context,
+                cuda_graphs=setup.no_graphs_reason is None,
+                kernels=setup.kernels,
+                pack=setup.store_twice,
+                on_layer=on_layer,
+                times=times,
+            )
         self.step_seconds: Mapping[int, float] = {}  # as measured here, by width
         self.drafts = DraftStore()  # learned by lookahead so far
         self._draft_texts: list[list[int]] = []

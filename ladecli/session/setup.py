@@ -69,6 +69,7 @@ def decide(
     attention = choose_attention(options, device, shape)
     if ranks is not None:
         attention = ranks.gather(attention)[0]
+    invariant = attention.name == "invariant"
     no_graphs = why_no_graphs(options, device, planned.placement.split > 1)
     choice = profiles.select(drafts.profile, device, shape, no_graphs is None)
     base = choice.base(drafts.wants_paper)
@@ -76,7 +77,8 @@ def decide(
         longest=facts.context if options.max_context is None else facts.most_context,
         context_option=options.max_context,
         width=1 if drafts.strategy == "autoregressive" else drafts.lookahead(base).step_limit,
-        attention=attention.name,
+        # On a GPU what is batch-invariant takes no float32.
+        attention="triton" if invariant and device.kind == "cuda" else attention.name,
         captured=no_graphs is None and options.device_map is None,
         chunk=chunk_on(device.kind),
         in_float32=planned.in_float32,
@@ -106,7 +108,7 @@ def _effective(options: SessionOptions, planned: PlannedModel) -> tuple[SessionO
     """Return the options, without a --batch-invariant that has no effect but cost, and a line about
     each option without effect."""
     lines = []
-    if options.batch_invariant and (why := why_not_invariant(planned)) is not None:
+    if options.batch_invariant and (why := why_not_invariant(planned, options)) is not None:
         lines.append(f"--batch-invariant does nothing here: {why}")
         options = replace(options, batch_invariant=False)
     most, asked = planned.facts.most_context, options.max_context
@@ -150,21 +152,35 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
     return Attention(name, why)
 
 
-def why_not_invariant(planned: PlannedModel) -> str | None:
+def why_not_invariant(planned: PlannedModel, options: StepOptions) -> str | None:
     """Return why the steps of a model cannot be batch-invariant, judging by its configuration; None
     if they can be."""
+    place, spec, device = planned.placement, planned.spec, planned.device
+    if device.kind not in ("cpu", "cuda"):
+        return f"it needs a CPU or a CUDA GPU, and the model runs on {device.label}"
+    if not place.is_ours(planned.facts):
+        return "the model runs through transformers' forward, not through ours"
+    if device.kind == "cuda":
+        return _why_not_on_gpu(spec.weights, options, device)
     from ..decoder.backends.cpu_layouts import packs, rows_alike
 
-    place, spec = planned.placement, planned.spec
-    if planned.device.kind != "cpu":
-        return f"it needs a CPU, and the model runs on {planned.device.label}"
     if spec.weights not in memory.FULL and not place.own_int8:
         known = ", ".join(memory.FULL)
         return f"it is for weights in {known} or 8 bits of our own, and these are {spec.weights}"
-    if not (packs(machine.in_torch(planned.device, spec.compute)[1]) or rows_alike()):
+    if not (packs(machine.in_torch(device, spec.compute)[1]) or rows_alike()):
         return f"products in {spec.compute} round by the number of tokens on this processor"
-    if not place.is_ours(planned.facts):
-        return "the model runs through transformers' forward, not through ours"
+    return None
+
+
+def _why_not_on_gpu(weights: str, options: StepOptions, device: Device) -> str | None:
+    from ..decoder.backends.triton_attention import triton_available
+
+    if weights not in ("bfloat16", "float16"):
+        return f"on a GPU it is for weights in bfloat16 or float16, and these are {weights}"
+    if not options.kernels:
+        return "on a GPU it needs Triton kernels, which are switched off"
+    if not triton_available(machine.in_torch(device, weights)[0]):
+        return f"on a GPU it needs Triton kernels, which {device.label} does not run"
     return None
 
 

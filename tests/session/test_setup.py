@@ -31,9 +31,10 @@ def test_options_that_a_device_cannot_have_are_refused() -> None:
     with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave cuda-graphs"):
         decode_setup.check_device(asked, CPU, shape(), split=False)
     asked = StepOptions(batch_invariant=True)
-    decode_setup.check_device(asked, CPU, shape(), split=False)
-    with pytest.raises(ConfigError, match="a model on a CPU; add --device cpu, or leave"):
-        decode_setup.check_device(asked, GPU, shape(), split=False)
+    for device in (CPU, GPU):
+        decode_setup.check_device(asked, device, shape(), split=False)
+    with pytest.raises(ConfigError, match="need a model on a CPU, or a CUDA GPU and"):
+        decode_setup.check_device(asked, MPS, shape(), split=False)
 
 
 @pytest.mark.parametrize(

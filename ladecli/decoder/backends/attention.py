@@ -52,13 +52,15 @@ def choose_operations(
         return Operations(
             name, BACKENDS[name], ops=ops, layers=layers and partial(layers, invariant)
         )
-    from . import triton_ops, triton_ranking  # they import triton
+    from . import triton_invariant, triton_ops, triton_ranking  # they import triton
 
+    attend = triton_invariant.invariant_attention if invariant else BACKENDS[name]
     return Operations(
-        *(name, BACKENDS[name], name == "triton"),
+        *(name, attend, name in ("triton", "invariant")),
         ops=triton_ops.TritonOps() if kernels else TorchOps(),
         rank=triton_ranking.most_probable,
-        simpler=choose_operations("sdpa", device, dtype),
+        # Steps that were promised to be batch-invariant fail rather than go on without.
+        simpler=None if invariant else choose_operations("sdpa", device, dtype),
     )
 
 

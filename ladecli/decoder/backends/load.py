@@ -8,7 +8,7 @@ right is taken; if none is, the model decodes as it is, with a cache of its own.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,6 @@ from ..model.families import ModelFacts
 from ..model.forward import Forward
 from ..model.transformer import Transformer
 from .attention import choose_operations
-from .cpu_layouts import CpuLinear
 from .cuda_graphs import Capture, CudaGraphs
 from .int8 import holds_int8
 from .quiet import quiet
@@ -69,6 +68,8 @@ class LoadOptions:
     """Is called after each layer; see `load_decoder`."""
     not_ours: str | None = None
     """Why our forward is not to be tried; see `modified.intervention`."""
+    times: MutableMapping[str, Mapping[int, float]] | None = None
+    """What products take, see `product_race`; None to leave them to the library."""
 
 
 class Backend(NamedTuple):
@@ -99,6 +100,7 @@ def load_decoder(
     pack: bool = True,
     capture: Capture | None = None,
     on_layer: Callable[[int, int], None] | None = None,
+    times: MutableMapping[str, Mapping[int, float]] | None = None,
 ) -> Decoder:
     """Return a decoder for a causal language model of transformers, in evaluation mode.
 
@@ -113,6 +115,8 @@ def load_decoder(
         pack: whether weights on a CPU may be held twice, for speed.
         capture: captures work in place of CUDA graphs, on any device.
         on_layer: called with the number of layers whose weights are prepared, and that of all.
+        times: seconds of products on a GPU as measured before, by what they are and by rows; others
+            are measured and added.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
@@ -127,7 +131,10 @@ def load_decoder(
     graphs = cuda_graphs and alone and (on_gpu or capture is not None)
     captured = partial(CudaGraphs, capture=capture) if graphs else None
     widths = (*CAPTURED_WIDTHS, prefill_chunk or chunk_on(device.type)) if kernels else ()
-    options = LoadOptions(attention, join, pack, widths, limit, captured, on_layer)
+    options = LoadOptions(
+        *(attention, join, pack, widths, limit, captured, on_layer),
+        times={} if times is None else times,
+    )
     backend = choose_backend(model, facts, options)
     return_freed_memory()
     executor = backend.executor(facts, limit, prefill_chunk)
@@ -202,8 +209,9 @@ def choose_backend(model: Any, facts: ModelFacts, options: LoadOptions) -> Backe
 def _first_right(model: Any, options: LoadOptions, trial: Trial) -> Backend:
     """Return the first backend whose trial steps are right; `UnsupportedModelError` without one."""
     best: list[str] = []
+    lines: list[str] = []
     reasons = [options.not_ours] if options.not_ours else []
-    for number, backend in enumerate(_backends(model, options, trial, reasons)):
+    for number, backend in enumerate(_backends(model, options, trial, reasons, lines)):
         parts = _parts(backend)
         if number == 0:
             best = parts
@@ -213,7 +221,8 @@ def _first_right(model: Any, options: LoadOptions, trial: Trial) -> Backend:
             if isinstance(backend.forward, StockModel) and can_run(model):
                 how = [f"through transformers' forward instead of ours of {trial.facts.family!r}"]
             how += [f"without {part}" for part in best if part not in parts]
-            lines = [f"steps run {' and '.join(how)}, and slower: {reasons[-1]}"] if how else []
+            if how:
+                lines.append(f"steps run {' and '.join(how)}, and slower: {reasons[-1]}")
             invariant = options.attention == "invariant" and _is_invariant(backend, trial)
             return backend._replace(notices=(*lines,), invariant=invariant)
         reasons.append(why)
@@ -227,19 +236,20 @@ def _is_invariant(backend: Backend, trial: Trial) -> bool:
     if not isinstance(forward, Transformer):
         return False
     products = [forward.head, *(each for layer in forward.layers for each in layer.products)]
-    alike = all(isinstance(product, CpuLinear) and product.alike for product in products)
+    alike = all(getattr(product, "alike", False) for product in products)
     return alike and trial.is_batch_invariant(_trial_executor(backend, trial))
 
 
 def _backends(
-    model: Any, options: LoadOptions, trial: Trial, reasons: list[str]
+    model: Any, options: LoadOptions, trial: Trial, reasons: list[str], lines: list[str]
 ) -> Iterator[Backend]:
-    """Yield all backends for a model, the fastest first; why ours cannot be made joins `reasons`.
+    """Yield all backends for a model, the fastest first; why ours cannot be made joins `reasons`,
+    and notices about it join `lines`.
 
     A backend holds until the next one is asked for: those of one forward share it.
     """
     makers = (Executor,) if options.make_captured is None else (options.make_captured, Executor)
-    for forward in _forwards(model, options, trial, reasons):
+    for forward in _forwards(model, options, trial, reasons, lines):
         # What is left without Triton, or the attention that was asked for, is torch's own.
         chosen = forward.operations
         simple = choose_operations("sdpa", forward.device, forward.dtype)
@@ -250,7 +260,7 @@ def _backends(
 
 
 def _forwards(
-    model: Any, options: LoadOptions, trial: Trial, reasons: list[str]
+    model: Any, options: LoadOptions, trial: Trial, reasons: list[str], lines: list[str]
 ) -> Iterator[Forward]:
     """Yield our own forward, and transformers' with our attention."""
     if can_run(model) and options.not_ours is None:
@@ -272,6 +282,13 @@ def _forwards(
                 # without.
                 with suppress(Exception):
                     compile_attention(ours, options.kernels, options.max_context + GROWTH)
+            if options.kernels and options.times is not None:
+                from .product_race import choose_products, on_gpu  # they import triton
+
+                products = [product for layer in ours.layers for product in layer.products]
+                lines += choose_products(
+                    [*products, ours.head], options.times, *on_gpu(ours.device)
+                )
             yield ours
             restore(model)  # ours was wrong
     yield StockModel(model, trial.shapes, options.attention)

@@ -1,14 +1,16 @@
-"""Measures what steps of a loaded model take, by their widths.
+"""Measures what steps of a loaded model take, by their widths, and other work in turns.
 
 It stands apart from `step_cost`, which settings import, because it decodes.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
+from typing import TypeVar
 
 from ..config import WITHOUT_WINDOW, LookaheadConfig
 from ..decoder import Decoder
@@ -16,11 +18,32 @@ from ..drafting.store import DraftStore
 from ..events import Step
 from ..strategies import make_strategy
 
+K = TypeVar("K")
+
 WIDTHS = (1, 4, 16, 8, 32, 2)
 """The widths that are measured, the most telling ones first; a GPU has 64 in addition."""
 PROMPT, VISIT, VISIT_SECONDS = 16, 4, 0.02
 """Tokens of the text that measured steps follow, and the steps of one width in a row: at most so
 many, or for so many seconds."""
+
+
+def race(
+    works: Mapping[K, Callable[[], object]],
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[K, float]:
+    """Return the least time of each piece of work: all take turns, once at least, for so many
+    seconds."""
+    least = dict.fromkeys(works, math.inf)
+    end = clock() + seconds
+    while works:
+        for name, work in works.items():
+            began = clock()
+            work()
+            least[name] = min(least[name], clock() - began)
+        if clock() >= end:
+            break
+    return least
 
 
 def measure(

@@ -19,10 +19,10 @@ def check_attention(name: str, device: str) -> None:
     Raises:
         ConfigError: it needs a package, or another kind of device.
     """
-    if name == "invariant" and device != "cpu":
+    if name == "invariant" and device != "cpu" and (device != "cuda" or not find_spec("triton")):
         raise ConfigError(
-            "batch-invariant steps need a model on a CPU; add --device cpu, or leave"
-            " --batch-invariant out"
+            "batch-invariant steps need a model on a CPU, or a CUDA GPU and the package triton; add"
+            " --device cpu, or leave --batch-invariant out"
         )
     if name == "flash" and (device != "cuda" or find_spec("flash_attn") is None):
         raise ConfigError(

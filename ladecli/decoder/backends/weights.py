@@ -78,7 +78,15 @@ def make_transformer(
         _leave_file(model)
     return Transformer(
         *(model, facts, choose_operations(attention, device, dtype, kernels=kernels)),
-        partial(project, stored, embedding, join=join, pack=pack, invariant=invariant),
+        partial(
+            project,
+            stored,
+            embedding,
+            join=join,
+            pack=pack,
+            kernels=kernels,
+            invariant=invariant,
+        ),
         dtype=dtype,
         map_layers=partial(_map_layers, MOST_PACKED if on_cpu and pack else 1, on_layer),
         context=step_context(device, foreign=foreign),
@@ -122,6 +130,7 @@ def project(
     *,
     join: bool,
     pack: bool,
+    kernels: bool = False,
     invariant: bool = False,
 ) -> Projection:
     """Return one projection of linear modules that read the same input.
@@ -133,7 +142,8 @@ def project(
         join: True if plain linear modules may be joined, which makes their weights views of one
             matrix; quantised and other modules are always called unchanged.
         pack: True if weights on a CPU may be stored twice; see `join_plain`.
-        invariant: True if a row of the product must not depend on the others, on a CPU.
+        kernels: True if Triton may multiply, on a GPU.
+        invariant: True if a row of the product must not depend on the others.
     """
     eight = [part for part in parts if isinstance(part, Int8Linear)]
     if join and len(eight) == len(parts):
@@ -149,6 +159,10 @@ def project(
     joined = _joined_weight(linear)
     if len(linear) > 1:
         _attach_views(linear, joined)
+    if kernels and joined.dtype in (torch.bfloat16, torch.float16):
+        from .triton_product import SkinnyProduct  # it imports triton
+
+        return SkinnyProduct(joined, _joined_bias(linear), alike=invariant)
     return partial(F.linear, weight=joined, bias=_joined_bias(linear))
 
 

@@ -180,8 +180,8 @@ def test_the_largest_tiles_have_the_registers_that_they_need() -> None:
         assert plan(64, 2, 4, size, 4096, 2, gpu_of(torch.device("cpu"))).warps == 8
 
 
-COMPILE = """
-import dataclasses, subprocess, sys
+COMPILE = r"""
+import re, subprocess, sys
 from pathlib import Path
 
 import triton
@@ -191,7 +191,9 @@ from triton.backends.compiler import GPUTarget
 if "nvidia" not in backends:
     sys.exit(77)
 from ladecli.decoder.backends import triton_attention_kernel as attention
+from ladecli.decoder.backends import triton_invariant as invariant
 from ladecli.decoder.backends import triton_ops as rows
+from ladecli.decoder.backends import triton_product as product
 from ladecli.decoder.backends import triton_ranking as ranking
 from ladecli.decoder.backends.triton_attention import warps_to_join
 
@@ -204,6 +206,7 @@ def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability
     early = {"EARLY": capability >= 90} if "EARLY" in names else {}
     constants = constants | early
     types |= dict.fromkeys(constants, "constexpr")
+    types = {name: types[name] for name in names}  # several kernels share their lists
     fixed = {x.name for x in kernel.params if not x.do_not_specialize}
     whole = [n for n in names if types[n][0] in "*i" and n in fixed]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
@@ -216,7 +219,8 @@ def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
     stack = int(usage.partition("STACK:")[2].split()[0])
-    print(kernel.__name__, result.metadata.shared, stack, "wgmma" in result.asm["ptx"])
+    kinds = {*re.findall(r"wgmma|mma\.sync\.aligned\.m\d+n\d+k\d+", result.asm["ptx"])}
+    print(kernel.__name__, result.metadata.shared, stack, ",".join(sorted(kinds)) or "-")
 
 
 pointers = {"*bf16": "query key value sinks out", "*fp32": "lse", "*i32": "length positions words"}
@@ -238,6 +242,22 @@ pointers = {"*bf16": "logits", "*i64": "best", "*fp32": "tops sums"}
 compiled(ranking.rank_block, pointers, "", {"BLOCK": 4096}, warps=8)
 pointers = {"*i64": "best ids", "*fp32": "tops sums shares"}
 compiled(ranking.rank_row, pointers, "", {"BLOCKS": 64})
+for capability in (80, 89, 90):
+    pointers = {"*bf16": "x weight bias out", "*fp32": "parts", "*i32": "arrived"}
+    for count, block in ((1, 64), (64, 128), (128, 64)):
+        cut = product.plan(count, block)
+        sizes = {"BLOCK_O": cut.outputs, "BLOCK_K": product.BLOCK_K, "ROWS": cut.rows}
+        flags = {"BIAS": True, "DOT": triton.language.bfloat16}
+        how = cut.warps, cut.stages, capability
+        compiled(product.product_kernel, pointers, "", sizes | flags, *how)
+    sizes = {"GROUPS": 4, "SIZE": 128, "BLOCK_N": 64, "BLOCK_D": 128, "SPLIT": invariant.SPLIT}
+    flags = {"WINDOWED": True, "CAPPED": False, "DOT": triton.language.bfloat16}
+    pointers = {"*bf16": "query key value out sinks", "*fp32": "part sums"}
+    pointers["*i32"] = "length positions paths"
+    numbers, own = "scaling softcap", sizes | flags
+    cached = own | {"SINKS": True, "BLOCK_M": 64}
+    compiled(invariant.attend_cached, pointers, numbers, cached, 8, 3, capability)
+    compiled(invariant.attend_own, pointers, numbers, own | {"BLOCK_M": 16}, 4, 3, capability)
 """
 
 
@@ -253,10 +273,14 @@ def test_all_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         pytest.skip("this triton has no compiler for NVIDIA's GPUs")
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 7
+    assert len(lines) == 7 + 3 * 5
     (name, shared, stack, multiplies), *others = lines
-    assert (name, multiplies) == ("attend", "True")
+    assert (name, multiplies) == ("attend", "wgmma")
     assert 2 * (int(shared) + 1024) <= 228 * 1024
     # A few registers of attention may be spilled, not tiles.
     assert int(stack) <= 128
     assert {stack for _, _, stack, _ in others} == {"0"}
+    # What must not depend on a step's width is multiplied by one instruction, on every GPU, and
+    # fits into the shared memory of the smallest.
+    assert {kind for *_, kind in lines[7:]} == {"mma.sync.aligned.m16n8k16"}
+    assert max(int(shared) for _, shared, *_ in lines[7:]) <= 99 * 1024
