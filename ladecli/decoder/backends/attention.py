@@ -1,6 +1,6 @@
 """The operations between products that a model runs with: attention backends, norms, ranking.
 
-`mask.StepMask` says who sees whom, and hands each attention backend that in the form it reads.
+`mask.StepMask` has the mask of a step, in the form that each attention backend reads.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ BACKENDS: dict[str, Attend] = {
     "triton": triton_attention,
 }
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""All of PyTorch's kernels of attention except cuDNN's, which plans anew for every length."""
+"""All of PyTorch's attention kernels except cuDNN's, which needs a new plan for every length."""
 
 
 def choose_operations(
     attention: str, device: torch.device, dtype: torch.dtype, *, kernels: bool = False
 ) -> Operations:
-    """Return the operations with an attention backend; errors as `choose_backend` has them.
+    """Return the operations with an attention backend; errors as for `choose_backend`.
 
     Args:
         attention: name of the backend.
         device, dtype: of activations.
-        kernels: whether Triton kernels compute what is between products, too.
+        kernels: True if Triton kernels also compute the operations between products.
     """
     name = choose_backend(attention, device, dtype)
     invariant = name == "invariant"
@@ -67,12 +67,12 @@ def choose_operations(
 def step_context(
     device: torch.device, *, foreign: bool
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Return what makes the context that steps run in.
+    """Return a function that creates the context manager for steps.
 
     Args:
         device: of the model.
-        foreign: whether modules of libraries compute in a step. They may warn, and may keep what
-            they make and change it later, which torch allows no more in inference mode.
+        foreign: True if modules of libraries run in a step.  They may cause warnings, and may keep
+            tensors and change them later, which torch forbids in inference mode.
     """
 
     @contextmanager
@@ -88,13 +88,13 @@ def step_context(
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the backend that an option names: `name`, or what "auto" stands for.
+    """Return the name of a backend, resolving "auto".
 
-    That is `triton` for half precision on a CUDA GPU that it knows, else `sdpa`: float32 kernels
-    take several times longer to compile and use no tensor cores.
+    "auto" is `triton` for half precision on a supported CUDA GPU, else `sdpa`, since float32
+    kernels take several times longer to compile and use no tensor cores.
 
     Raises:
-        ConfigError: there is no such backend, or it needs what this machine lacks.
+        ConfigError: there is no such backend, or it does not work on this machine.
     """
     if name == "auto":
         half = dtype in (torch.float16, torch.bfloat16)

@@ -1,7 +1,7 @@
 """Differences between the supported versions of torch and transformers.
 
-Each entry says from which version on it holds, so that it can be deleted when the oldest supported
-version (pyproject.toml) has passed that one.
+Each entry names the version that made the difference, so that it can be deleted once older versions
+are not supported any more (pyproject.toml).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CACHE_NAMES = (
     "cache_params",  # Mamba and kin, likewise
     "state",  # RWKV, at any version
 )
-"""Names under which forwards take and return a cache, the newest first."""
+"""The names of the cache in the parameters and outputs of forwards, the newest first."""
 GENERATE_CACHE = CACHE_NAMES[Version("5.24.dev0") > _HERE]
-"""The name under which `generate` takes a cache, and hands it to `custom_generate`."""
+"""The name of the cache in the parameters of `generate` and `custom_generate`."""
 
 
 MAKES_QUANTISED = hasattr(torch, "_make_per_channel_quantized_tensor")
@@ -78,7 +78,7 @@ def scripted(function: _Code) -> _Code:
 
 
 def needs_eager(config: Any) -> bool:
-    """Return whether a model's own forward is right under transformers' eager attention alone."""
+    """Return True if a model's own forward is right only with transformers' eager attention."""
     text = config.get_text_config(decoder=True)
     # Before 5.21 SDPA, which leaves soft caps out, is taken all the same.
     capped = getattr(text, "attn_logit_softcapping", None) is not None
@@ -89,13 +89,13 @@ def needs_eager(config: Any) -> bool:
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
-    """The name under which a forward takes its cache, by its signature; None if it takes none."""
+    """Return the name of a forward's cache parameter; None if it has none."""
     known = inspect.signature(forward).parameters
     return next((name for name in CACHE_NAMES if name in known), None)
 
 
 def returned_cache(output: Any) -> Any:
-    """Return the cache in the output of a forward; None if it returned none."""
+    """Return the cache in the output of a forward; None if it has none."""
     # From 5.24 on, reading one of the older names as an attribute logs a warning.
     fields = output.keys()
     return next((output[name] for name in CACHE_NAMES if name in fields), None)

@@ -1,7 +1,7 @@
 """The layers of a transformer on a CPU, for TorchScript's interpreter; see `cpu_layouts` for why.
 
-`CpuLayers` computes what the loop in `transformer` does, call by call, for weights that are plain
-or of 8 bits, and attention by torch's own kernel or batch-invariant.
+`CpuLayers` makes the same calls as the loop in `transformer`, for weights that are plain or in 8
+bits, and for attention by torch's own kernel or batch-invariant attention.
 """
 
 # Annotations are not postponed, as in `cpu_layouts`.
@@ -71,14 +71,14 @@ class CpuLayers(nn.Module):
         values: list[Tensor],
         start: int,
     ) -> None:
-        """Run a step through all layers, which add what they find to `residual`.
+        """Run a step through all layers, which add their outputs to `residual`.
 
         Args:
             residual: [T, n].
             rotary: embeddings of the step, by kind.
-            masks, firsts: by kind, what queries see: a term of scores, and the first slot; see
+            masks, firsts: by kind, the additive mask of scores, and the first visible slot; see
                 `StepMask.additive_mask`.
-            blocks: by kind, of keys, for attention that is batch-invariant; [] for torch's own.
+            blocks: by kind, of keys, for batch-invariant attention; [] for torch's own.
             keys, values: all slots of each layer, [kv_heads, slots, size].
             start: the slot of the step's first token.
         """

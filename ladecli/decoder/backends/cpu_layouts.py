@@ -1,14 +1,14 @@
-"""Forms in which a CPU multiplies with a weight, and the products.
+"""Forms of weights for products on a CPU, and the products.
 
-A step reads every weight once, so a form is fast if it has few bytes, and if its product does
-little else.  `choose_form` has the rule; benchmarks/log.md has the measurements behind it.
+A step reads every weight once, so a form is fast if it has few bytes and its product has little
+overhead.  `choose_form` has the rule; benchmarks/log.md has the measurements behind it.
 
-Between two of torch's calls Python takes a third of a plain step of a small model: a weight that
-was just read has pushed the interpreter out of the processor's caches.  So what every product of a
-step calls is in the part of Python that torch runs by itself (TorchScript, `compat.scripted`).
+Between torch's calls, Python takes a third of a plain step of a small model, since each weight that
+is read evicts the interpreter from the processor's caches.  So the products of a step are written
+for TorchScript (`compat.scripted`).
 """
 
-# Annotations are not postponed: TorchScript would not find the types of a named tuple's fields.
+# Annotations are not postponed, since TorchScript needs the types of a named tuple's fields.
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,38 +23,38 @@ from torch import Tensor
 from .compat import PackedWeight, packs_halves, scripted
 
 SMALL = 1 << 16
-"""Numbers in a matrix below which the call itself costs more than a form can save."""
+"""For matrices with fewer numbers, the call itself costs more than a form can save."""
 PADDED_ROWS = 4
-"""Fewer rows of float32 are padded: with 2 or 3 oneDNN takes half as long again."""
+"""Inputs with fewer rows of float32 are padded, since 2 or 3 take oneDNN 1.5 times as long."""
 PACKING_HINT = 8
-"""Rows of the steps that oneDNN packs a weight for; it works for any."""
+"""The number of rows for which oneDNN packs a weight; other numbers work, too."""
 ALIKE_ROWS = 96
-"""Rows of halves that are multiplied at once if they must be alike; see `rows_alike`."""
+"""The most rows of halves in one product if rows must be alike; see `rows_alike`."""
 CHECKED_AT_ONCE = 1 << 14
-"""Numbers of a weight that are checked at once. Each copy of them stays in a processor's cache, and
-is too small for malloc to map pages for it, which takes most of the time of larger copies."""
+"""The most numbers of a weight that are checked at once, so that copies stay in a processor's cache
+and are too small for malloc to map pages, which takes most of the time of larger copies."""
 PIECE = 1 << 13
-"""Rows of a head that fbgemm packs at once: it reads them column by column, and a cache must hold a
-line of each.  A product in pieces takes longer, which other weights are too small for."""
+"""The most rows of a head that fbgemm packs at once: it reads them by column, and the cache must
+hold a line of each.  A product in pieces is slower, so smaller weights have one piece."""
 LARGEST_HALF, LOST = 15, 2.0**-25
-"""Power of two below which float16 ends, and what it rounds off of the least numbers that it holds:
-of a weight just below the first, 2⁻³⁹, where products in float32 round off 2⁻²⁴."""
+"""The exponent of the limit of float16, and its rounding error for the smallest numbers: 2⁻³⁹ of
+the largest weight, compared with 2⁻²⁴ for products in float32."""
 MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-"""Whether torch has oneDNN; see `packs`."""
+"""True if torch has oneDNN; see `packs`."""
 
 
 class Weight(NamedTuple):
-    """A weight [out, in] as a form holds it."""
+    """A weight [out, in] in a form."""
 
     form: str
     numbers: Tensor
-    """The weight; of halves their unit, [1]; of integers what rotates an input's blocks, [b, b]."""
+    """The weight; for halves their unit, [1]; for integers the rotation of blocks, [b, b]."""
     packed: Optional[List[PackedWeight]] = None  # noqa: UP006, UP045 - it is no class to Python
-    """The weight as fbgemm holds it; see `pieces_of`."""
+    """The weight in fbgemm's form; see `pieces_of`."""
     rows: int = 1
-    """Of an input: the fewest that are multiplied; of halves whose rows are alike, a multiple."""
+    """The fewest rows of an input; for halves with rows alike, their number is a multiple."""
     part: int = 0
-    """Rows of an input that are multiplied at once where they are to be alike."""
+    """The most rows of an input in one product if rows must be alike."""
     limit: int = 0
     """The largest integer of an input."""
 
@@ -118,7 +118,7 @@ def _alike_halves(x: Tensor, weight: Weight) -> Tensor:
 
 
 def rotated(x: Tensor, matrix: Tensor) -> Tensor:
-    """[T, n], each block of b numbers multiplied with a matrix [b, b]; as it is for [1, 1]."""
+    """Return [T, n] with each block of b numbers multiplied by a matrix [b, b]."""
     block = matrix.shape[0]
     return torch.mm(x.reshape(-1, block), matrix).view(x.shape) if block > 1 else x
 
@@ -127,18 +127,18 @@ def _integers(x: Tensor, weight: Weight) -> Tensor:
     """Return the product with an input that is rotated; a row is scaled by its largest number."""
     turned = rotated(x, weight.numbers) if weight.numbers.shape[0] > 1 else x.clone()
     largest = turned.abs().amax(-1, True)
-    # A row of zeros becomes one of any numbers, and the product with that is multiplied by 0.
+    # A row of zeros becomes arbitrary numbers, but its product is multiplied by 0.
     product = _of_whole_numbers(turned.div_(largest), 1.0 / weight.limit, weight)
     return product.mul_(largest)
 
 
 def _integers_twice(x: Tensor, weight: Weight) -> Tensor:
-    """Return the product with what integers hold of an input, and with the rest."""
+    """Return the product with an input in two parts: rounded to integers, and the remainder."""
     limit = float(weight.limit)
     scale = x.abs().amax(-1, True).mul_(1.0 / limit).add_(1e-30)  # of a row of zeros, too
     scaled = x / scale
     whole = scaled.round()
-    # What is left is half an integer at most.
+    # The remainder is at most half an integer.
     left = scaled.sub_(whole).mul_(2.0 * limit)
     product = _of_whole_numbers(torch.cat((whole, left)), 1.0, weight)
     coarse, fine = product.chunk(2)
@@ -159,11 +159,11 @@ def _of_whole_numbers(x: Tensor, unit: float, weight: Weight) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """A weight [out, in] as a CPU multiplies with it."""
+    """A weight [out, in] in a form, with its product."""
 
     weight: Weight
     dense: Callable[[], Tensor]
-    """Gives the weight, [out, in]."""
+    """Returns the weight, [out, in]."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]."""
@@ -172,12 +172,12 @@ class Form:
 
 
 def rows(weight: Tensor) -> Form:
-    """Return the form that transformers keeps."""
+    """Return the plain form, as in transformers."""
     return Form(Weight("rows", weight), lambda: weight)
 
 
 def packed(weight: Tensor, least: int = 1) -> Form:
-    """Return the form in oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
+    """Return the form in oneDNN's blocks, in which a step of 4 rows costs as much as one row."""
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
     if weight.dtype == torch.float32:
         least = PADDED_ROWS
@@ -192,9 +192,9 @@ def pieces_of(weight: Tensor) -> Sequence[Tensor]:
 def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
     """Return the form in float16, multiplied in float32: half the bytes of float32.
 
-    It is for weights that 16 bits hold, as those of most checkpoints in float16 and bfloat16; see
-    `possible`.  A step of 4 rows costs what one of a single row does.
-    With `spend` the weight itself is changed, which spares a copy.
+    It is for weights that fit into 16 bits exactly, like those of most checkpoints in float16 and
+    bfloat16; see `possible`.  A step of 4 rows costs as much as one row.  With `spend`, the weight
+    itself is changed, which saves a copy.
     """
     dtype, unit = weight.dtype, _unit_of(weight)
     scale = torch.tensor([1.0 / unit])
@@ -300,7 +300,7 @@ def packs(dtype: torch.dtype) -> bool:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of activations beside weights of a type.
+    """Return the type of activations for weights of a type.
 
     On x86 it is float32, in which operations between products are faster and round less.  Products
     themselves may round to the type of a weight; see `CpuLinear.rounding`.

@@ -1,11 +1,10 @@
 """Steps captured as CUDA graphs: one copy in, one launch, logits left at a fixed address.
 
-A small step is hundreds of kernels, which the host takes longer to launch one by one than a fast
-GPU to run.  So a step is padded to one of a few widths, and the whole forward of that width is
-captured when it is first needed.  Addresses, shapes and what Python decided on the way are fixed
-then; tokens, positions, mask and the length of the text are read from one buffer on the device.
-Prompt chunks and very wide steps run as those of `Executor`; so do steps of a width that cannot be
-captured.
+A small step is hundreds of kernels, whose launches take the host longer than their work takes a
+fast GPU.  So a step is padded to one of a few widths, and the whole forward of that width is
+captured when it is first needed.  Addresses, shapes and Python's decisions are fixed then; tokens,
+positions, mask and the length of the text are read from one buffer on the device.  Prompt chunks,
+very wide steps, and steps of a width that cannot be captured run as in `Executor`.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from .attention import SDPA
 from .quiet import quiet
 
 WARM_UP = 2
-"""Runs before a capture: libraries make their handles in the first ones."""
+"""The number of runs before a capture, in which libraries create their handles."""
 MOST_PENDING = 32
-"""A step with more pending tokens ends a prompt: there will be no other like it."""
+"""Steps with more pending tokens are not captured: they end a prompt, and do not recur."""
 LEAST_SLOTS = 512
-"""Slots that attention is handed at least; more in powers of two, each captured anew."""
+"""The fewest slots of attention; the number grows in powers of two, with a capture for each."""
 MOST_GRAPHS = 32
-"""Captured steps that are kept; each takes a few MB of the driver's memory."""
+"""The most captured steps; each takes a few MB of the driver's memory."""
 
 Work = Callable[[], None]
-"""Reads and writes tensors whose addresses stay."""
+"""Reads and writes tensors at fixed addresses."""
 Capture = Callable[[Work], Work]
-"""Captures work, after a few runs of it; what it returns does the work again."""
+"""Captures work after a few runs of it, and returns a function that repeats the work."""
 
 
 class GraphCapture:
@@ -68,7 +67,7 @@ class GraphCapture:
         """Capture work; see `Capture`.
 
         Raises:
-            RuntimeError: it does what cannot be captured, such as asking the device for a number.
+            RuntimeError: the work cannot be captured, for example since it waits for the device.
         """
         with self._one, torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
@@ -99,7 +98,7 @@ class GraphCapture:
                 ):
                     work()
             except BaseException as error:
-                # That a capture could not be ended says less than what went wrong before.
+                # The earlier error says more than the failure to end the capture.
                 cause = error.__context__ if self._abandon(graph) else None
                 raise (cause or error) from None
             finally:
@@ -116,12 +115,12 @@ class GraphCapture:
                 for _ in range(WARM_UP):
                     work()
         finally:
-            # What was launched may write to the cache, even if a run broke off.
+            # Launched kernels may still write to the cache, even after an interrupted run.
             current.wait_stream(self._stream)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> bool:
-        """Let the allocator and random numbers go on after a capture that could not be ended;
-        whether this one could not."""
+        """Restore the allocator and random numbers after a capture that could not be ended; return
+        True if this was such a capture."""
         with suppress(RuntimeError):
             graph.pool()
             return False
@@ -155,7 +154,7 @@ class StaticInputs:
 
     Attributes:
         tokens, positions: int64 [T].
-        mask: who sees whom, and how long the text is.
+        mask: the mask, and the length of the text.
     """
 
     def __init__(self, width: int, device: torch.device) -> None:
@@ -178,7 +177,7 @@ class StaticInputs:
     def send(self, layout: StepLayout, length: int) -> None:
         """Write a step of at most T tokens after `length` committed ones to the device."""
         if self._copied is not None:
-            # The last step may have been given up before the device read it.
+            # The last step may have been abandoned before the device read it.
             self._copied.synchronize()
         count = len(layout.tokens)
         padding = self._width - count
@@ -192,7 +191,7 @@ class StaticInputs:
 
 
 class CapturedCache:
-    """A cache whose length only the device knows, as one captured step sees it.
+    """The cache of one captured step, whose length only the device knows.
 
     Args:
         cache: with room for the step.
@@ -232,14 +231,14 @@ class CapturedStep:
 
 
 class CudaGraphs(Executor):
-    """Runs steps as CUDA graphs; those that cannot be captured as `Executor` does.
+    """Runs steps as CUDA graphs, and those that cannot be captured as in `Executor`.
 
     Args:
         model, cache, facts, max_context, chunk: see `Executor`.
         capture: captures work; None for CUDA graphs on the model's device.
 
     Attributes:
-        given_up: why steps of some width are not captured, the first one's reason, or None.
+        given_up: the first reason why steps of some width are not captured, or None.
     """
 
     overlaps = True
@@ -272,10 +271,10 @@ class CudaGraphs(Executor):
 
     @torch.inference_mode()
     def launch(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
-        """See `Executor`; logits are there until the next step is started.
+        """See `Executor`; logits stay valid until the next step starts.
 
-        A step that is captured already is launched; else it is captured when its result is asked
-        for, since that takes a moment.
+        A step that has been captured is launched; otherwise the capture, which takes a moment, is
+        delayed until the result is needed.
         """
         width = captured_width(len(layout.tokens))
         fits = layout.pending <= MOST_PENDING and width <= PREFILL_CHUNK
@@ -299,7 +298,7 @@ class CudaGraphs(Executor):
         self._logits.clear()
 
     def _key(self, layout: StepLayout, width: int) -> GraphKey:
-        """Return the captured step that a layout fits in, with room for it in the cache."""
+        """Return the key of the captured step for a layout, after making room in the cache."""
         cache = self.cache
         cache.reserve(cache.length + width)
         if cache.allocation != self._allocation:

@@ -19,10 +19,10 @@ from ..model.mask import Rules, StepMask
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
-    """Attention in two parts; arguments as in `reference_attention`.
+    """Compute attention in two parts; arguments as in `reference_attention`.
 
-    Left to `sdpa_attention` are single tokens, which need no mask; an empty prefix; windows that
-    hide something, since they go by position and flash kernels by slot; soft caps and sinks; and
+    `sdpa_attention` handles single tokens, which need no mask; an empty prefix; active sliding
+    windows, which depend on positions, while flash kernels use slots; soft caps and sinks; and
     values of another size than keys.
     """
     if (
@@ -38,7 +38,7 @@ def flash_attention(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     folded = query.reshape(1, kv_heads, groups * count, size)
-    # The package takes [1, tokens, heads, D], and reads on the device how long the text is.
+    # The package takes [1, tokens, heads, D], and reads the length of the text on the device.
     out, lse = import_module("flash_attn").flash_attn_with_kvcache(
         *(x.transpose(1, 2) for x in (folded, key, value)),
         cache_seqlens=mask.on_device(query.device).length,
@@ -50,7 +50,7 @@ def flash_attention(
     hidden = mask.visible(query.device).logical_not().repeat(groups, 1)
     scores = folded.float() @ mask.own(key).float().transpose(2, 3) * rules.scaling
     scores = scores.masked_fill_(hidden, float("-inf"))
-    # The text is like one key more: its score is its log-sum-exp, its value its attention.
+    # The text acts as one more key, with its log-sum-exp as the score and its result as the value.
     weights = torch.softmax(torch.cat([scores, lse.unsqueeze(-1)], dim=-1), dim=-1)
     own = weights[..., :count] @ mask.own(value).float()
     joined = torch.addcmul(own, weights[..., count:], out.transpose(1, 2).float())

@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 class KeyBlock(NamedTuple):
-    """Slots of keys whose positions are side by side, counted from a step's `first_slot`."""
+    """Slots of keys with adjacent positions, counted from a step's `first_slot`."""
 
     start: int
     end: int
     inside: Tensor | None = None
-    """Float32 [end - start], 1 for those that belong to the block, else 0; None where all do."""
+    """Float32 [end - start], 1 for slots that belong to the block, else 0; None if all do."""
 
 
 def attend_in_blocks(
@@ -31,7 +31,8 @@ def attend_in_blocks(
     scaling: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention in float32, [K, rows, D], of queries that share key heads, as rows of one product.
+    """Compute attention in float32, [K, rows, D]; queries that share a key head are rows of one
+    product.
 
     Args:
         query: [K, rows, D].
@@ -40,7 +41,7 @@ def attend_in_blocks(
         blocks: of all keys.
         scaling, softcap: as in `Rules`.
     """
-    # Of a product: for fewer libraries have ways of their own.
+    # The fewest rows and keys of a product, since libraries have special kernels for fewer.
     least_rows, least_keys = 4, 16
     count, keys = query.shape[1], key.shape[1]
     if keys < least_keys:
@@ -75,10 +76,10 @@ def attend_in_blocks(
 def powers_of_scores(
     query: Tensor, key: Tensor, added: Tensor | None, softcap: float | None
 ) -> Tensor:
-    """Powers of 2 of the scores [K, rows, S], less the largest one of a row."""
+    """Return powers of 2 of the scores [K, rows, S] minus the largest one of a row."""
     heads, rows, keys = query.shape[0], query.shape[1], key.shape[1]
     numbers = heads * rows * keys
-    # No number may be left over when vectors are filled, with what they are unrolled by.
+    # The numbers must fill whole vectors, even unrolled ones.
     lanes = 64
     flat = query.new_empty(((numbers + lanes - 1) // lanes * lanes,))
     scores, turned = flat[:numbers].view(heads, rows, keys), key.transpose(1, 2)

@@ -1,11 +1,11 @@
 """Weights of 8 bits on a CPU: products of integers, whose sums do not depend on their order.
 
-A weight has one scale for each output; a row of the input one of its own, so that no row depends
-on its neighbours (Yao et al., "ZeroQuant", 2022).  Inputs have outliers that this is too coarse
-for: both sides of a product are rotated, block by block, which spreads an outlier over its block
-and leaves the product as it is (Ashkboos et al., "QuaRot", 2024).  Without the instructions for it
-(VNNI) a processor adds two products in 16 bits, which those of 7 bits cannot overflow: then inputs
-have 7, and are multiplied twice instead, by what 7 bits hold of them and by what that leaves.
+A weight has one scale per output, and an input one per row, so that no row depends on its
+neighbours (Yao et al., "ZeroQuant", 2022).  This is too coarse for outliers of inputs, so both
+sides of a product are rotated, block by block, which spreads an outlier over its block and does not
+change the product (Ashkboos et al., "QuaRot", 2024).  A processor without VNNI instructions adds
+two products in 16 bits, which would overflow with 8-bit inputs.  There an input has two parts of 7
+bits, rounded numbers and their remainders, and is multiplied twice.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from .compat import MAKES_QUANTISED, quantised_tensor
 from .cpu_layouts import Form, Weight, pieces_of, rotated
 
 LIMIT = 127
-"""The largest integer of a weight, and of an input of 8 bits."""
+"""The largest integer of a weight, and of an input in 8 bits."""
 LIMIT_OF_7 = 63
-"""The largest integer of an input of 7 bits."""
+"""The largest integer of an input in 7 bits."""
 LARGEST_BLOCK = 16
-"""Numbers of an input that are rotated together; more of them spread outliers no better."""
+"""The most numbers of an input that are rotated together; larger blocks have no benefit."""
 LEAST = 1e-30
-"""The least scale: a row of zeros has one, too."""
+"""The smallest scale, for rows of zeros."""
 AT_ONCE = 1 << 18
-"""Numbers of a weight that are quantised at once: they stay in a processor's cache."""
+"""The numbers of a weight that are quantised at once, few enough for a processor's cache."""
 _ENGINE = "fbgemm"
-"""The engine for quantised products that is the fastest for few rows."""
+"""The fastest engine for quantised products with few rows."""
 
 
 def available() -> bool:
-    """Return whether this processor and this torch have products of integers."""
+    """Return True if this processor and this torch have products of integers."""
     return MAKES_QUANTISED and _ENGINE in torch.backends.quantized.supported_engines
 
 
 def has_vnni() -> bool:
-    """Return whether this processor multiplies integers of 8 bits without losing any of them."""
+    """Return True if this processor multiplies 8-bit integers without overflow."""
     return bool(torch.cpu._is_vnni_supported())
 
 
 class Rows(Protocol):
-    """A weight [out, in] whose rows are unpacked as they are read."""
+    """A weight [out, in] whose rows are unpacked when they are read."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Rows and columns."""
+        """The numbers of rows and columns."""
 
     def __getitem__(self, rows: Any, /) -> Tensor:
-        """Return rows: all of them (`...`), those of a slice, or those of a tensor of numbers."""
+        """Return all rows (`...`), those of a slice, or those of a tensor of indices."""
 
 
 def quantised_parts(model: Any) -> dict[str, Any]:
@@ -68,10 +68,10 @@ def quantised_parts(model: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def quantise(model: Any, dtype: torch.dtype, stored: Mapping[str, Rows] | None = None) -> None:
-    """Let the linear layers of a model hold 8 bits, several at once.
+    """Convert the linear layers of a model to 8 bits, several at once.
 
-    The embedding's rows have 16, or stay as they are stored; all other parameters get a type.
-    `stored` are weights by name that the model itself does not have.
+    The embedding has 16 bits, or keeps its stored form; all other parameters get a type.
+    `stored` has weights by name that the model itself lacks.
     """
     rows_of = {model.get_parameter(name): rows for name, rows in (stored or {}).items()}
 
@@ -92,7 +92,7 @@ def quantise(model: Any, dtype: torch.dtype, stored: Mapping[str, Rows] | None =
 
 
 def holds_int8(model: nn.Module) -> bool:
-    """Return whether a model was quantised here."""
+    """Return True if `quantise` has converted a model."""
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 

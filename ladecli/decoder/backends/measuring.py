@@ -1,6 +1,6 @@
-"""Measures what steps of a loaded model take, by their widths, and other work in turns.
+"""Measure the duration of a loaded model's steps by their widths, and of other work by turns.
 
-It stands apart from `step_cost`, which settings import, because it decodes.
+This is not in `step_cost`, which settings import, because it decodes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..strategies import make_strategy
 K = TypeVar("K")
 
 WIDTHS = (1, 4, 16, 8, 32, 2)
-"""The widths that are measured, the most telling ones first; a GPU has 64 in addition."""
+"""The measured widths, the most informative ones first; a GPU also has 64."""
 PROMPT, VISIT, VISIT_SECONDS = 16, 4, 0.02
-"""Tokens of the text that measured steps follow, and the steps of one width in a row: at most so
-many, or for so many seconds."""
+"""The number of tokens before measured steps; and the limits of consecutive steps of one width, in
+steps and in seconds."""
 
 
 def race(
@@ -32,8 +32,8 @@ def race(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[K, float]:
-    """Return the least time of each piece of work: all take turns, once at least, for so many
-    seconds."""
+    """Run pieces of work in turns for some seconds, at least once each, and return the shortest
+    time of each."""
     least = dict.fromkeys(works, math.inf)
     end = clock() + seconds
     while works:
@@ -52,15 +52,15 @@ def measure(
     known: Collection[int] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, list[float]]:
-    """Return the times of as many steps of lookahead as run in so many seconds, by width.
+    """Run steps of lookahead for some seconds, and return their times by width.
 
-    All widths take turns, and plain steps come between any two, so that the least time of each is
-    one without other programs.  The cached text is lost.
+    Widths alternate, with plain steps in between, so that the shortest time of each is likely to be
+    free of disturbances.  The cached text is lost.
 
     Args:
-        seconds: for all steps; the one under way at their end is finished.
+        seconds: the time limit; the last step may exceed it.
         known: widths that were measured before; others come first.
-        clock: tells the time of a step.
+        clock: returns the time in seconds.
     """
     executor = decoder.executor
     widths = [*WIDTHS, 64] if executor.device.type == "cuda" else [*WIDTHS]

@@ -1,7 +1,7 @@
 """Changes of a loaded model: hooks, replaced forwards and modules, other weights, adapters.
 
-Our own forward only calls a model's linear layers, so a model with hooks needs transformers'.  What
-a trial showed about a model holds until its `fingerprint` changes.
+Our own forward only calls a model's linear layers, so a model with hooks needs transformers'.  The
+result of a trial is valid until the `fingerprint` of the model changes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import nn
 
 _PLAIN = {type(None), bool, int, float, str}
 _UNREAD = {*vars(nn.Module()), "_is_hf_initialized"} - {"training"}
-"""Attributes that no forward reads, or that `fingerprint` looks at by themselves."""
+"""Attributes that no forward reads, or that `fingerprint` reads separately."""
 _LIBRARIES = {
     *("torch", "transformers", "transformers_modules", "accelerate", "peft", "bitsandbytes"),
     *("torchao", "gptqmodel", "auto_gptq", "awq", "hqq", "optimum", "compressed_tensors"),
 }
-"""Packages whose hooks change nothing, and whose modules a trial at load is enough for."""
+"""Packages whose hooks change nothing, and whose modules need only the trial at load."""
 
 
 def intervention(model: nn.Module) -> str | None:
-    """Return what a model has that only transformers' forward runs, in words; None if nothing.
+    """Return a description of a change that only transformers' forward supports; None without one.
 
-    Linear modules are always called, so their forwards may be any.
+    Linear modules are always called, so their forwards may be arbitrary.
     """
     for name, module in model.named_modules():
         place = name or type(module).__name__
@@ -42,7 +42,7 @@ def intervention(model: nn.Module) -> str | None:
 
 
 def _is_of_library(function: Any) -> bool:
-    """Return whether a function was written in one of the packages, whatever it wraps."""
+    """Return True if a function, or the wrapper around it, comes from one of the packages."""
     while isinstance(function, partial):  # accelerate replaces forwards by these
         function = function.func
     if (code := getattr(function, "__code__", None)) is None:  # an object that can be called
@@ -53,8 +53,8 @@ def _is_of_library(function: Any) -> bool:
 
 
 def why_not_drafted(model: nn.Module) -> str | None:
-    """Return why only transformers' own decoding is right, in words; None if nothing is known."""
-    # Prompts that peft learns are no tokens: it makes them when inputs are prepared.
+    """Return why only transformers' own decoding is right; None if there is no known reason."""
+    # peft's learned prompts are not tokens; peft adds them when inputs are prepared.
     name = "prepare_inputs_for_generation"
     prepare = vars(model).get(name)
     if prepare and getattr(prepare, "__func__", prepare) is not getattr(type(model), name, None):
@@ -66,9 +66,9 @@ def why_not_drafted(model: nn.Module) -> str | None:
 
 
 def fingerprint(model: nn.Module) -> int:
-    """Return a number that changes when anything that a forward may read is changed in a model.
+    """Return a number that depends on everything in a model that a forward may read.
 
-    No weight is read: torch counts the changes of each.
+    No weight is read, since torch counts the changes of each.
     """
     marks: list[Any] = [model.device]
     configs: dict[int, Any] = {}
@@ -97,20 +97,20 @@ def fingerprint(model: nn.Module) -> int:
 
 @cache
 def _read_by_forwards(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of a module's attributes that a forward may read."""
+    """Return the attributes of a module that a forward may read."""
     # Some rotary frequencies change in every forward.
     changing = ("max_seq_len_cached", "inv_freq") if "rope_type" in names else ()
     return tuple(name for name in names if name not in _UNREAD and not name.endswith(changing))
 
 
 def _mark_of(tensor: torch.Tensor) -> tuple[int, torch.dtype, int]:
-    """Return what tells a tensor from others, and from itself before a change in place."""
+    """Return a key of a tensor, which changes with every change in place."""
     # torch does not count the changes of tensors of inference mode
     return id(tensor), tensor.dtype, tensor.is_inference() or tensor._version
 
 
 def _mark(value: Any) -> Any:
-    """Return what tells a value from others: plain values, changes of tensors, else identity."""
+    """Return a key of a value: plain values, the keys of tensors, otherwise the identity."""
     kind = type(value)
     if isinstance(value, dict):
         if not value:

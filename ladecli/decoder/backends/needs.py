@@ -14,7 +14,7 @@ NO_TRITON = (
 
 
 def check_attention(name: str, device: str) -> None:
-    """Refuse an attention backend that cannot run on a kind of device; imports nothing.
+    """Check that an attention backend can run on a kind of device; this imports nothing.
 
     Raises:
         ConfigError: it needs a package, or another kind of device.

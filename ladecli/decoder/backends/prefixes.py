@@ -1,4 +1,4 @@
-"""Texts whose keys and values wait in host memory for a prompt that begins as they do.
+"""Texts whose keys and values are kept in host memory for prompts with the same beginning.
 
 A short request between two turns of a long conversation would otherwise cost the next turn its
 whole prompt.
@@ -17,19 +17,19 @@ from ..tree import common_prefix
 from .load import return_freed_memory
 
 SHORTEST = 64
-"""Tokens that it is worth to keep, or to restore."""
+"""Fewer tokens are neither kept nor restored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptText:
-    """A text and what a cache held of it."""
+    """A text and its cached state."""
 
     tokens: Sequence[int]
     state: Sequence[Tensor]  # as `KVCache.save` returned it
 
     @property
     def size(self) -> int:
-        """Bytes of the state."""
+        """The bytes of the state."""
         return sum(tensor.nbytes for tensor in self.state)
 
 
@@ -49,7 +49,7 @@ class Prefixes:
         self._texts.clear()
 
     def switch(self, cache: KVCache, text: Sequence[int], prompt: Sequence[int]) -> int:
-        """Let a cache hold as much of the start of a prompt as is known.
+        """Restore the longest known beginning of a prompt in a cache.
 
         Args:
             cache: holds `text`, which is kept if the prompt has little in common with it.
@@ -57,7 +57,7 @@ class Prefixes:
             prompt: token ids.
 
         Returns:
-            How many tokens of the prompt the cache holds, maybe before others.
+            The number of tokens of the prompt in the cache, which may be followed by others.
         """
         shared = common_prefix(prompt, text)
         if len(text) - shared >= max(SHORTEST, shared):
@@ -71,7 +71,7 @@ class Prefixes:
         return attempt(cache.restore, kept.state, known) or 0
 
     def _keep(self, cache: KVCache, text: Sequence[int]) -> None:
-        """Keep a text, if there is room beside the longer ones."""
+        """Keep a text, if the longer ones leave room."""
         if any(common_prefix(one.tokens, text) == len(text) for one in self._texts):
             return
         size = sum(tensor[..., : cache.length, :].nbytes for tensor in cache.tensors)

@@ -1,4 +1,4 @@
-"""Warnings of libraries go to a log: they are no fault of a model, and no user can mend them."""
+"""Send warnings of libraries to a log, since they are not faults of a model or of the user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 
 LOG = logging.getLogger("ladecli.libraries")
-"""Gets them at level INFO: "FILE:LINE: CATEGORY: MESSAGE"."""
+"""Receives the warnings at level INFO: "FILE:LINE: CATEGORY: MESSAGE"."""
 _LOGGERS = [
     logging.getLogger(name)
     for name in ("transformers", "accelerate", "bitsandbytes", "huggingface_hub", "torch")
@@ -21,9 +21,9 @@ _restore = contextlib.ExitStack()  # closed when the outermost one ends
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what libraries warn of out of the terminal, whatever the filters of the process are.
+    """Keep warnings of libraries off the terminal, for any warning filters of the process.
 
-    Their loggers are hushed as well, but for errors, unless `LOG` is listened to.
+    Their loggers are also limited to errors, unless `LOG` is enabled.
     """
     global _depth
     with _lock:
@@ -44,8 +44,8 @@ def quiet() -> Iterator[None]:
 
 
 def _hush() -> None:
-    """Raise the loggers' levels until the outermost block ends; a library that was imported since
-    that began has set its own again."""
+    """Raise the loggers' levels until the outermost block ends; this is repeated in inner blocks,
+    since a newly imported library sets its own level."""
     for logger in _LOGGERS:
         if logger.level < logging.ERROR:
             _restore.callback(logger.setLevel, logger.level)

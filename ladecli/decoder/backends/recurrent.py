@@ -1,15 +1,15 @@
 """Recurrent layers of hybrids in steps that hold a tree of drafts.
 
 Such a layer keeps a state instead of keys: the last inputs of a short convolution, and for each
-head a matrix that decays with every token, which then adds to it.  In a tree each node goes on from
-the state of its parent.  No state of a node is ever made: as in the chunked form of prompts, a few
-products of all nodes with one another give what each node reads, with the mask of ancestors in
-place of the lower triangle.  The same factors give the state after any node, so that one product
-per layer commits an accepted path.
+head a matrix that decays with every token, which then adds to it.  In a tree, each node continues
+from the state of its parent.  No state of a node is ever computed: as in the chunked form of
+prompts, a few products of all nodes with one another yield the output of each node, with the mask
+of ancestors in place of the lower triangle.  The same factors yield the state after any node, so
+that one product per layer commits an accepted path.
 
-transformers has no seam inside such a layer.  So steps run on a twin of the model, which shares all
-weights with it, and whose recurrent layers are of subclasses that run the functions at the end of
-this file.
+transformers has no hook inside such a layer.  So steps run on a twin of the model, which shares all
+weights with it, and whose recurrent layers belong to subclasses that run the functions at the end
+of this file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LayerState(NamedTuple):
 
 
 States = dict[int, LayerState]
-"""By the index of the layer; empty before the first token."""
+"""States by the index of the layer; empty before the first token."""
 
 
 class Factors(NamedTuple):
@@ -159,7 +159,7 @@ class RecurrentStep:
         return states
 
     def _ancestors(self, device: torch.device) -> Tensor:
-        """Bool [nodes, nodes]: which node (row) goes on from which one (column), or is it."""
+        """Return the ancestors (columns) of each node (row), itself too, bool [nodes, nodes]."""
 
         def make() -> Tensor:
             return torch.from_numpy(dense(self._rows)).to(device)
@@ -167,8 +167,8 @@ class RecurrentStep:
         return self._once(("ancestors", device), make)
 
     def _windows(self, kernel: int, device: torch.device) -> Tensor:
-        """Return the places of what each node's convolution reads, [nodes, kernel], of the last
-        inputs before the tree and those of the tree."""
+        """Return the indices of the inputs of each node's convolution, [nodes, kernel], among the
+        last inputs before the tree and those of the tree."""
 
         def make() -> Tensor:
             before = kernel - 1
@@ -191,7 +191,7 @@ def _read_out(
     decay: Tensor,
     beta: Tensor | None = None,
 ) -> tuple[Tensor, Factors]:
-    """Return what tokens read out of a matrix and of one another, by a mask of ancestors."""
+    """Return the outputs of tokens from a matrix and from one another, by a mask of ancestors."""
     total = decay @ mask.T.float()
     shares = (total[..., None] - total[:, None]).masked_fill(~mask, -torch.inf).exp()
     left = total.exp()[..., None]
@@ -207,8 +207,8 @@ def _read_out(
 class RecurrentCache(KVCache):
     """Keys and values of the attention layers of a hybrid, and the states of the other layers.
 
-    A state cannot be cut, so a few states of the text are kept, for texts that have its start in
-    common: those after an answer, and those before its prompt's end and farther and farther back.
+    A state cannot be cut, so a few states of the text are kept, for texts with the same beginning:
+    after an answer, before the end of its prompt, and at increasing distances before that.
 
     Attributes:
         states: after the committed tokens.
@@ -223,7 +223,7 @@ class RecurrentCache(KVCache):
         self._saved: dict[int, States] = {}
 
     def keep(self, kept: Sequence[int]) -> int:
-        """See `KVCache`; without memory for the states nothing is kept, and fed again."""
+        """See `KVCache`; without memory for the states nothing is kept; the step is fed again."""
         if not kept or self.step is None:
             self.step, self._saved = None, {}  # memory ran out
             return super().keep(kept)
@@ -236,7 +236,7 @@ class RecurrentCache(KVCache):
         return self.length
 
     def _save(self, states: dict[int, States]) -> None:
-        """Keep states by the number of tokens before; those far from the end lie far apart."""
+        """Keep states by the number of tokens before them, with larger gaps far from the end."""
         self._saved = saved = dict(sorted((self._saved | states).items()))
         while len(saved) > SAVED:
             *places, end = saved
@@ -249,7 +249,7 @@ class RecurrentCache(KVCache):
             del saved[min(gaps, key=gaps.__getitem__)]
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens, or fewer: as many as states are kept of."""
+        """Forget all but the first `length` tokens, or fewer, down to the next kept state."""
         length, self.step = min(length, self.length), None
         if 0 < self._of == self.length:  # else Ctrl-C came between the two
             self._save({self._of: self.states})
@@ -259,7 +259,7 @@ class RecurrentCache(KVCache):
         super().truncate(self._of)
 
     def save(self) -> list[Tensor]:
-        """See `KVCache`: keys and values, then of each state that is kept its place, and parts."""
+        """See `KVCache`: keys and values, then the position and the parts of each kept state."""
         self.truncate(self.length)  # which keeps the newest
         tensors = super().save()
         for at, states in self._saved.items():
@@ -288,8 +288,8 @@ class RecurrentCache(KVCache):
 
 
 def twin_of(model: nn.Module) -> nn.Module:
-    """Return a model that runs steps with trees: it shares every module with another one but
-    recurrent layers and what they are in.  Without such layers it is the other one itself."""
+    """Return a twin of a model that runs steps with trees: it shares all modules except recurrent
+    layers and the modules that contain them.  Without such layers, return the model itself."""
     twins: dict[nn.Module, nn.Module] = {}
 
     def twin(module: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A trial at load: do steps of a forward give the logits that the model's own forward gives?"""
+"""A trial at load, which compares the logits of a forward's steps with the model's own forward."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from .int8 import holds_int8
 from .transformers_forward import input_device
 
 TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2, torch.int8: 3e-1})
-"""Difference of logits that counts as rounding, relative to their spread: the largest one in
-float32, else the largest root mean square of a row.  Where inputs are rounded to 8 bits, the least
-difference may grow to one of these."""
+"""The largest difference of logits that counts as rounding, relative to their spread: of a single
+logit in float32, else the root mean square of a row.  If inputs are rounded to 8 bits, any tiny
+difference may grow to this one."""
 LENGTH = 12
-"""Tokens of the trial text."""
+"""The number of tokens of the trial text."""
 GOLDEN = 0.382
-"""What lies between two ids of it, as a share of the vocabulary, whose start may be untrained."""
+"""The distance of two of its ids, as a share of the vocabulary, whose start may be untrained."""
 GPU_LENGTH, GPU_WIDTH = 80, 24
-"""The same on a GPU, and tokens of the trial's wide step: kernels differ by the rows of a tile."""
+"""The length on a GPU, and the width of the trial's wide step, since kernels depend on the rows of
+a tile."""
 
 REST = 5
-"""Tokens after those that are read as a prompt."""
+"""The number of tokens after those that are read as a prompt."""
 RANKED = 6
-"""Tokens that are ranked after each of the last two."""
+"""The number of tokens that are ranked after each of the last two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A short text, and what the model's own forward makes of it."""
+    """A short text, and the results of the model's own forward."""
 
     text: list[int]  # ids spread over the vocabulary, so that no two of them are alike by chance
     expected: Tensor  # logits after each of them, float32 [tokens, vocabulary]
@@ -79,11 +80,11 @@ class Trial:
 
     @property
     def slots(self) -> int:
-        """Those that the text and the steps take."""
+        """The number of slots for the text and the steps."""
         return 2 * len(self.text) + GPU_WIDTH
 
     def failure(self, executor: Executor) -> str | None:
-        """Return how steps of an executor fail, or by how much they differ; None if they are right.
+        """Return how steps of an executor fail or differ; None if they are right.
 
         Args:
             executor: with an empty cache of its own.
@@ -109,7 +110,7 @@ class Trial:
 
     @torch.no_grad()
     def is_batch_invariant(self, executor: Executor) -> bool:
-        """Return whether tokens alone and side by side have the same logits, bit for bit.
+        """Return True if tokens alone and side by side have the same logits, bit for bit.
 
         Args:
             executor: with an empty cache of its own.
