@@ -65,11 +65,11 @@ class LookaheadConfig:
     """The most tokens in a step, the current one included; None for (W + G)(N - 1), which the
     paper's algorithm cannot exceed."""
     sources: tuple[str, ...] = SOURCES
-    """Where candidates come from: `trajectory` is the paper's window, `context` the prompt and the
+    """The sources of candidates: `trajectory` is the paper's window, `context` the prompt and the
     accepted text, `recycled` the tokens that the model found probable after those of earlier steps.
     `trajectory` alone is the paper's algorithm."""
     step_cost: StepCost = field(default_factory=StepCost)
-    """What a step costs by its width.  The width of each step is chosen to expect the most tokens
+    """The cost of a step by its width.  The width of each step is chosen to expect the most tokens
     for its cost.  By default all widths cost the same, so the budget is filled.  The paper's
     algorithm does not use it."""
     widths: tuple[int, ...] = ()

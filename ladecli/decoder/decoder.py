@@ -37,9 +37,9 @@ class Decoder:
 
     Args:
         executor: runs steps in this process.
-        batch_invariant: whether a token's logits are the same in every step; see
+        batch_invariant: True if a token's logits are the same in every step; see
             `backends.invariant`.
-        keeps_weights: whether the model's weights have the layout in which transformers loaded
+        keeps_weights: True if the model's weights have the layout in which transformers loaded
             them.
 
     Attributes:
@@ -70,7 +70,7 @@ class Decoder:
         """Drop the cached text; a generation under way is over.
 
         Args:
-            keep_memory: whether the cache's memory stays allocated for the next text; if so, the
+            keep_memory: True if the cache's memory stays allocated for the next text; if so, the
                 steps that were captured for its addresses stay, too.
         """
         with self.lock:
@@ -105,12 +105,12 @@ class Decoder:
         Args:
             prompt: token ids, at least one.
             strategy: a fresh one from `make_strategy`.
-            sampling: how to choose tokens; greedy if None.
+            sampling: the sampling parameters; greedy if None.
             limits: the ends of the text.
             processors: transformers' logits processors, applied before `sampling`.
-            detailed: whether steps say what they tried; see `events.Detail`.
+            detailed: True if steps have details of their draft; see `events.Detail`.
             executor: runs the steps; None for the decoder's own.
-            logprobs: how many of the most probable tokens are listed with each token, all with
+            logprobs: the number of most probable tokens that are listed with each token, all with
                 log-probabilities; None for no log-probabilities at all.
             grammar: constrains the answer; `limits.should_stop` has to tell it of every token.
 

@@ -53,7 +53,7 @@ class Room:
     """For each rank, the tokens that it feeds beside the draft: the current one, and committed ones
     that are fed again."""
     branches: bool = True
-    """Whether a tree may have more than one path."""
+    """True if a tree may have more than one path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Draft:
     width: int = 1
     """The step is padded to this many tokens, if it has fewer."""
     successors: int = 0
-    """How many successors of every output the strategy asks for; 0 for none."""
+    """The number of successors of every output that the strategy asks for; 0 for none."""
     limit: int = sys.maxsize
     """For `ranks`, which divide the draft: the most tokens that one feeds, its load included."""
     widths: tuple[int, ...] = ()
@@ -126,6 +126,6 @@ class Strategy:
 
         Args:
             state: the text, which ends with the tokens of `result`.
-            draft: the draft that was tried: the proposed one, or what ranks had room for.
-            result: what the model made of it.
+            draft: the draft that was tried: the proposed one, or as much as ranks had room for.
+            result: the results of the step.
         """

@@ -15,7 +15,7 @@ class Compiler:
     """Stands for `torch.compile` of a model.
 
     Attributes:
-        count: how often torch would have compiled a step.
+        count: the number of times that torch would have compiled a step.
         steps: that were run.
     """
 

@@ -34,7 +34,7 @@ class FakeModel:
         special: special tokens of the template.
         cue: the text of the prompt's last token.
         end: the end token that the configs name.
-        tokenizer: what else its config says.
+        tokenizer: further fields of its config.
     """
 
     template: str | Mapping[str, str]

@@ -36,7 +36,7 @@ class Server(processes.Fork):
     patience = 30.0
     """Seconds to wait for an answer."""
     code = 0
-    """What it ends with."""
+    """The expected exit code."""
 
     def __init__(self, home: Path, *options: str, model: str = "demo") -> None:
         ours, theirs = os.pipe()

@@ -51,8 +51,8 @@ def choose_products(
         times: known ones, to which others are added.
         prepare: makes work that computes products and waits for the device, of some that computes
             them alone.
-        machine: what times hold for.
-        clock: tells the time.
+        machine: a name of this machine, for the keys of `times`.
+        clock: returns the time in seconds.
     """
     groups: defaultdict[str, list[SkinnyProduct]] = defaultdict(list)
     for product in products:

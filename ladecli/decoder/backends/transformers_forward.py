@@ -95,12 +95,12 @@ class StockModel:
 
     Args:
         model: a causal language model of transformers; it may lie on several devices.
-        shapes: what its layers write; see `trial.Trial`.
+        shapes: the shapes of keys and values of its layers; see `trial.Trial`.
         attention: name of the attention backend.
 
     Attributes:
         sliding_windows: those that layers asked for in the last step.
-        recurrent: whether some layers are recurrent.
+        recurrent: True if some layers are recurrent.
     """
 
     drafts: Drafts = "trees"

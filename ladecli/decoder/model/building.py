@@ -50,7 +50,7 @@ def layer_of(
 
     Args:
         text: the configuration of the text model.
-        family: what sets the family apart.
+        family: the properties of the family.
         rotary: the kind of rotary embedding of every layer.
         projection: makes one product of linear modules that read the same input.
         norm: makes a norm of a module.

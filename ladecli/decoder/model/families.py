@@ -97,12 +97,12 @@ class ModelFacts:
     sliding_window: int | None  # how many positions some layers look back, or None
     no_trees: str | None = None
     """Why trees of drafts cannot be verified, judging by the configuration; None if they can."""
-    ours: bool = False  # whether our own forward can run it, judging by the configuration
+    ours: bool = False  # True if our own forward can run it, judging by the configuration
     most_positions: int = 0  # the longest context that rotary frequencies are scaled for
-    rope_grows: bool = False  # whether every length beyond the boundary has its own frequencies
-    tested: bool = False  # whether the tests decode models of the family
+    rope_grows: bool = False  # True if every length beyond the boundary has its own frequencies
+    tested: bool = False  # True if the tests decode models of the family
     rereads: bool = False
-    """Whether the model's class reads the whole text again when it grows beyond the boundary; other
+    """True if the model's class reads the whole text again when it grows beyond the boundary; other
     classes keep the cached keys, with the old frequencies."""
 
     @property

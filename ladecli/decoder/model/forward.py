@@ -31,7 +31,7 @@ class Operations:
     name: str = "sdpa"  # the attention's name, for messages
     attend: Attend = sdpa_attention
     reads_length: bool = False
-    """Whether attention reads the length of the text on the device and skips the slots after it, so
+    """True if attention reads the length of the text on the device and skips the slots after it, so
     that a captured step can pass all slots at no cost."""
     ops: TorchOps = field(default_factory=TorchOps)  # norms, rotary embedding, gates
     layers: Callable[[Sequence[Layer], Sequence[str], float], RunLayers | None] | None = None

@@ -50,7 +50,7 @@ class StepMask:
 
     Attributes:
         prefix: None if only the device knows it.
-        is_single: whether the step is one token, which sees every slot from `first_slot` on.
+        is_single: True if the step is one token, which sees every slot from `first_slot` on.
     """
 
     def __init__(self, rows: Sequence[int], positions: Sequence[int], prefix: int) -> None:

@@ -40,7 +40,7 @@ class RotaryTables:
     Args:
         module: the rotary embedding of the model, of transformers' class.
         text: the configuration of the text model.
-        family: what sets the family apart.
+        family: the properties of the family.
         facts: the longest text, and the rotary boundary.
         like: a tensor with the type and device of activations.
 

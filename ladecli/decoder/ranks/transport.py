@@ -74,7 +74,7 @@ class DistributedTransport:
 
         Args:
             device: the device of this rank's model: "cpu", or "cuda:N" with a GPU for each rank.
-            split: whether each rank holds a part of one model.
+            split: True if each rank holds a part of one model.
 
         Raises:
             RankError: a rank failed.
