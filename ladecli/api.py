@@ -149,18 +149,18 @@ def _with_figures(events: Generator[TextEvent]) -> Iterator[TextEvent]:
 
 def _request(request: _Request, function: str, arguments: Mapping[str, Any]) -> _Request:
     """Return a request with the arguments of a function, checked as on the command line."""
-    known = options_of(type(request))
+    options = options_of(type(request))
     values: dict[str, Any] = {}
     for key, value in arguments.items():
-        if key not in known or key in ("model", "strategy", "color"):
+        if key not in options or key in ("model", "strategy", "color"):
             raise ArgumentError(f"{function}() has no option {key!r}")
         if isinstance(value, tuple):
             value = [*value]
         try:
             plain = value.item() if isinstance(value, np.generic) else value
-            values[key] = known[key].typed(plain)
+            values[key] = options[key].typed(plain)
         except UsageError as error:
-            raise ArgumentError(str(error).replace(known[key].name, key, 1)) from None
+            raise ArgumentError(str(error).replace(options[key].name, key, 1)) from None
     request = replace(request, **values)
     request.check()
     return request

@@ -63,8 +63,8 @@ def describe(files: ModelFiles, *, progress: bool = True) -> ModelDescription:
             paths = [hub.fetch(files.source, part, files.hub_options) for part in parts]
             files = read_downloaded(files, Path(paths[0]))
         if (stated := files.config) is not None and files.folder is not None:
-            known = stated.stated.get("model_type") in transformers.CONFIG_MAPPING
-            if stated.stated.get("auto_map") and not (known or files.options.trust_remote_code):
+            is_known = stated.stated.get("model_type") in transformers.CONFIG_MAPPING
+            if stated.stated.get("auto_map") and not (is_known or files.options.trust_remote_code):
                 raise LoadError(
                     f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
                 )

@@ -208,16 +208,16 @@ def _choose_gguf(files: ModelFiles, path: Path) -> ModelFiles:
     gguf, files = files.options.gguf_file, replace(files, folder=path)
     if gguf is None and (path / "config.json").is_file():
         return files
-    known = sorted(file.name for file in path.glob(f"*{GGUF}"))
-    models = first_part(known)
+    names = sorted(file.name for file in path.glob(f"*{GGUF}"))
+    models = first_part(names)
     if gguf is None and len(models) > 1:
         raise LoadError(
             f"{files.base} holds {len(models)} GGUF files: name one with --gguf-file, of"
             f" {', '.join(models)}"
         )
-    if gguf is not None and gguf not in known:
+    if gguf is not None and gguf not in names:
         raise LoadError(
-            f"{files.base} holds no {gguf}; it has {', '.join(known) or 'no GGUF files'}"
+            f"{files.base} holds no {gguf}; it has {', '.join(names) or 'no GGUF files'}"
         )
     return replace(files, gguf=gguf or next(iter(models), None))
 

@@ -87,12 +87,12 @@ def adapter_folder(source: str, revision: str | None, online: Callable[[], bool]
     if nothing is on this machine and the hub cannot be reached."""
     # Loading a model of this name reports errors.
     with contextlib.suppress(Exception):
-        known = try_to_load_from_cache(source, ADAPTER, revision=revision)
-        if known is None:
+        path = try_to_load_from_cache(source, ADAPTER, revision=revision)
+        if path is None:
             if try_to_load_from_cache(source, "config.json", revision=revision) or not online():
                 return None
-            known = hf_hub_download(source, ADAPTER, revision=revision)
-        if isinstance(known, str):
+            path = hf_hub_download(source, ADAPTER, revision=revision)
+        if isinstance(path, str):
             disable_progress_bars()  # they would overwrite the spinner
             patterns = ["adapter_*", "*token*", "*.jinja", "vocab.*", "merges.txt"]
             options = {"revision": revision, "local_files_only": not online()}
@@ -235,12 +235,12 @@ def no_tokenizer(name: str) -> str:
 
 def suggest(name: str) -> str:
     """Return the end of an error line: models on this machine with a similar name."""
-    known = ["demo", *(model.name for model in cached_models() if model.folder)]
+    names = ["demo", *(model.name for model in cached_models() if model.folder)]
     with contextlib.suppress(OSError):
         siblings = expanded(name).parent.iterdir()
-        known += [str(path) for path in siblings if (path / "config.json").is_file()]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    listed = ", ".join(near or sorted(known)[:3])
+        names += [str(path) for path in siblings if (path / "config.json").is_file()]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    listed = ", ".join(near or sorted(names)[:3])
     return f"; {'did you mean' if near else 'models on this machine'}: {listed}"
 
 

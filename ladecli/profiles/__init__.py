@@ -175,11 +175,11 @@ def select(
             notices = [f"{whose}; its costs are not this machine's"]
         return replace(choose(profile, spec, None, notices, captured), named=True)
     own, notices = user.read_all()
-    known = usual(device, own)
-    if known is None:
-        known = read(_BY_KIND[device.kind])
+    usual_profile = usual(device, own)
+    if usual_profile is None:
+        usual_profile = read(_BY_KIND[device.kind])
         notices.append(unknown(device))
-    return choose(known, spec, known, notices, captured)
+    return choose(usual_profile, spec, usual_profile, notices, captured)
 
 
 def _is_for(profile: Profile, device: Device) -> bool:

@@ -79,10 +79,10 @@ def _write(new: Mapping[str, Mapping[int, float]]) -> bool:
 @contextlib.contextmanager
 def times_of_products() -> Iterator[dict[str, Mapping[int, float]]]:
     """Have what products take here as measured before, and keep what is added."""
-    known = read_all()
-    times: dict[str, Mapping[int, float]] = {**known}
+    records = read_all()
+    times: dict[str, Mapping[int, float]] = {**records}
     yield times
-    if new := times.keys() - known.keys():
+    if new := times.keys() - records.keys():
         _write({name: times[name] for name in new})
 
 
@@ -104,18 +104,18 @@ def after_load(
     from ..decoder.backends import measuring
 
     key = key_of(decoder, device, spec)
-    known = read_all().get(key, {})
+    records = read_all().get(key, {})
     limit = max(SHARE * load_seconds, LEAST)
-    if {*measuring.WIDTHS} <= {*known}:
+    if {*measuring.WIDTHS} <= {*records}:
         limit /= 3
     if decoder.executor.model.drafts == "none" or not SHARE:
-        return known
-    least = {width: min(times) for width, times in run(decoder, device, limit, known).items()}
-    seconds = dict(known)
-    if 1 in known and least.get(1, math.inf) < known[1]:
+        return records
+    least = {width: min(times) for width, times in run(decoder, device, limit, records).items()}
+    seconds = dict(records)
+    if 1 in records and least.get(1, math.inf) < records[1]:
         # The machine is less busy than at earlier loads, which makes steps of all widths faster.
-        seconds = {width: took * least[1] / known[1] for width, took in known.items()}
+        seconds = {width: took * least[1] / records[1] for width, took in records.items()}
     seconds |= {width: min(took, seconds.get(width, took)) for width, took in least.items()}
-    if seconds != known:
+    if seconds != records:
         keep(key, seconds)
     return seconds

@@ -151,10 +151,10 @@ class Prompts:
         plain = self._session.template(template)
         for key in variables:
             plain.check_argument(key)
-        known = {key: value for key, value in variables.items() if key in plain.variables}
+        supported = {key: value for key, value in variables.items() if key in plain.variables}
         if effort is not None and plain.knows_effort:
             template = replace(template, effort=effort)
-        return replace(template, arguments={**template.arguments, **known})
+        return replace(template, arguments={**template.arguments, **supported})
 
     def _check_length(self, ids: Sequence[int]) -> None:
         """Refuse a prompt that leaves no room to answer, in OpenAI's words, which clients parse."""

@@ -57,7 +57,7 @@ class AnswerMemory:
 
         if self._answers is None:
             self._answers = self._read()
-        answers = [np.frombuffer(known, _ID) for known in self._answers]
+        answers = [np.frombuffer(tokens, _ID) for tokens in self._answers]
         if not answers:
             return
         # The tokens of each answer that also occur in the prompt, without repetitions.

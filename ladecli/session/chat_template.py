@@ -118,13 +118,13 @@ class ChatTemplate:
         Raises:
             UsageError: the template refuses the messages, or drops their contents.
         """
-        known = [message[TOKEN_IDS] for message in messages if TOKEN_IDS in message]
-        if known:
+        answers = [message[TOKEN_IDS] for message in messages if TOKEN_IDS in message]
+        if answers:
             marked = [_message(m["role"], _MARK) if TOKEN_IDS in m else m for m in messages]
             first, *others = (self._try_render(self._prepared(marked)) or "").split(_MARK)
-            if len(others) == len(known):
+            if len(others) == len(answers):
                 ids = self._token_ids(first, most)
-                for tokens, text in zip(known, others, strict=True):
+                for tokens, text in zip(answers, others, strict=True):
                     ids += [*tokens, *self._token_ids(text, most)]
                 return ids
         return self._token_ids(self._render(self._prepared(messages), reply=True), most)
@@ -148,9 +148,9 @@ class ChatTemplate:
         one, other = (str(text)[::-1] for text in texts)
         after = one[: common_prefix(one, other)][::-1].lstrip()
         added = self._tokenizer.get_added_vocab()
-        known = sorted(filter(None, added), key=len, reverse=True)
-        first = next((name for name in known if after.startswith(name)), None)
-        if first is None or after.removeprefix(first).startswith(tuple(known)):
+        names = sorted(filter(None, added), key=len, reverse=True)
+        first = next((name for name in names if after.startswith(name)), None)
+        if first is None or after.removeprefix(first).startswith(tuple(names)):
             return None
         return int(added[first])
 
@@ -241,8 +241,8 @@ class ChatTemplate:
             part = {"type": "thinking", "thinking": words}
             return [*GREETING, _as_parts(_message("assistant", "a"), part)]
 
-        known = "thinking" in self._source and self._forms[1]
-        return known and bool(self._changes(thought, reply=False))
+        supports = "thinking" in self._source and self._forms[1]
+        return supports and bool(self._changes(thought, reply=False))
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -255,13 +255,13 @@ class ChatTemplate:
     def _knows_developer(self) -> bool:
         """True if the template treats the role "developer" specially, as that of gpt-oss does;
         others write any role into the prompt, or treat unknown roles as the assistant."""
-        known, unknown = (
+        developer, unknown_role = (
             self._try_render(self._shaped([_message(role, "a"), *GREETING]))
             for role in ("developer", "stranger")
         )
-        if known is None or unknown is None:
-            return known is not None
-        return known.lower() != unknown.lower().replace("stranger", "developer")
+        if developer is None or unknown_role is None:
+            return developer is not None
+        return developer.lower() != unknown_role.lower().replace("stranger", "developer")
 
     @cached_property
     def _takes_tool_results(self) -> bool:
@@ -310,20 +310,20 @@ class ChatTemplate:
         return str(text)
 
 
-def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
+def check_template(templates: Mapping[str, str], choice: TemplateChoice) -> None:
     """Check the chosen chat template without loading a tokenizer.
 
     Args:
-        known: the templates in the files of a model, by name.
+        templates: the templates in the files of a model, by name.
         choice: names one of them, or another file.
 
     Raises:
         UsageError: it is broken, or cannot be found.
     """
     # A tokenizer with custom code may bring a template that no file has.
-    if not known and not (choice.name and files.expanded(choice.name).is_file()):
+    if not templates and not (choice.name and files.expanded(choice.name).is_file()):
         return
-    _variables(*_choose(known, choice))
+    _variables(*_choose(templates, choice))
 
 
 def _variables(name: str, source: str) -> set[str]:
@@ -346,10 +346,10 @@ def _variables(name: str, source: str) -> set[str]:
     raise UsageError(f"{name} is broken: {why}; use --raw")
 
 
-def _choose(known: str | Mapping[str, str] | None, choice: TemplateChoice) -> tuple[str, str]:
+def _choose(sources: str | Mapping[str, str] | None, choice: TemplateChoice) -> tuple[str, str]:
     """Return a description for error messages and the source of the chosen template: one of the
     model's, a file, or by default, as in transformers, the model's for tools or its default."""
-    named = known if isinstance(known, Mapping) else {"default": known} if known else {}
+    named = sources if isinstance(sources, Mapping) else {"default": sources} if sources else {}
     name, has_tools = choice.name, choice.arguments.get("tools") is not None
     names = ", ".join(sorted(map(str, named)))
     usual = "tool_use" if has_tools and "tool_use" in named else "default"

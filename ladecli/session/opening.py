@@ -196,11 +196,11 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> M
     files = find(options)
     if (here := device.predict_device(options.device)) is not None:
         check_options(options, here)
-    if template is not None and (known := files.chat_templates()) is not None:
+    if template is not None and (templates := files.chat_templates()) is not None:
         # Only for a GGUF file is it certain that no other file brings a template.
         unsure = files.header is None or files.tokenizer is not None
-        if (choice := template.template(bool(known) or unsure)) is not None:
-            check_template(known, choice)
+        if (choice := template.template(bool(templates) or unsure)) is not None:
+            check_template(templates, choice)
     return files
 
 

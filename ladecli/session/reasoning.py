@@ -67,15 +67,15 @@ def answer_marks(tokenizer: Any, prompt: Sequence[int]) -> tuple[str | None, dic
         each token that may open the reasoning, the pattern of its end.
     """
     before = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False).rstrip()
-    known = tokenizer.get_added_vocab()
-    if known.keys() >= CHANNELED:
+    added = tokenizer.get_added_vocab()
+    if added.keys() >= CHANNELED:
         opens = rf"<\|channel\|>\s*{FINAL}.*?<\|message\|>"
         return None if re.search(f"{opens}$", before) else opens, {}
     if (opened := next((tag for tag in TAGS if before.endswith(tag)), None)) is not None:
         return re.escape(TAGS[opened]), {}
     if before.endswith((*TAGS.values(),)):
         return None, {}
-    return None, {known[tag]: re.escape(end) for tag, end in TAGS.items() if tag in known}
+    return None, {added[tag]: re.escape(end) for tag, end in TAGS.items() if tag in added}
 
 
 class _Collector:

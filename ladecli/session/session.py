@@ -373,8 +373,8 @@ class Session:
                 loaded.tokenizer, self.decoder.facts.vocabulary, ends
             )
         tokenizer = None if settings.template is None else loaded.tokenizer
-        known = self._grammar_tokenizers[ends]
-        return AnswerGrammar(settings.grammar, known, tokenizer, prompt)
+        vocabulary = self._grammar_tokenizers[ends]
+        return AnswerGrammar(settings.grammar, vocabulary, tokenizer, prompt)
 
     def choosing(
         self, prompt: Sequence[int], settings: Settings

@@ -165,8 +165,8 @@ def why_not_invariant(planned: PlannedModel, options: StepOptions) -> str | None
     from ..decoder.backends.cpu_layouts import packs, rows_alike
 
     if spec.weights not in memory.FULL and not place.own_int8:
-        known = ", ".join(memory.FULL)
-        return f"it is for weights in {known} or 8 bits of our own, and these are {spec.weights}"
+        names = ", ".join(memory.FULL)
+        return f"it is for weights in {names} or 8 bits of our own, and these are {spec.weights}"
     if not (packs(machine.in_torch(device, spec.compute)[1]) or rows_alike()):
         return f"products in {spec.compute} round by the number of tokens on this processor"
     return None

@@ -157,14 +157,14 @@ class StopStrings:
         added = self._added(token)
         self._last.append(added)
         ending = b"".join(self._last)
-        known = len(ending) - len(added)
-        ended = any(ending.find(stop, max(known - len(stop) + 1, 0)) >= 0 for stop in self._bytes)
+        start = len(ending) - len(added)
+        ended = any(ending.find(stop, max(start - len(stop) + 1, 0)) >= 0 for stop in self._bytes)
         if self._cut:
             return Text(), ended
-        known, held = len(self._held.written), self._held.joined(text)
+        start, held = len(self._held.written), self._held.joined(text)
         if ended:
             # A stop string that ends before this text belongs to the prompt.
-            searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
+            searched = ((stop, max(start - len(stop) + 1, 0)) for stop in self._stops)
             starts = [at for stop, first in searched if (at := held.written.find(stop, first)) >= 0]
             self._cut = bool(starts)  # the bytes may contain a stop string that the text does not
             self._held = Text()
@@ -313,8 +313,8 @@ def text_events(
             if isinstance(event, Step):
                 shape = event.width, context // GRAIN
                 if shape not in costs:
-                    known = event.width == 1 or len(curve.widths) > 1
-                    costs[shape] = curve.at(event.width, context) if known else None
+                    has_cost = event.width == 1 or len(curve.widths) > 1
+                    costs[shape] = curve.at(event.width, context) if has_cost else None
                 deltas = text.take([token.id for token in event.tokens])
                 pairs = zip(deltas, event.tokens, strict=True)
                 yield TextStep(

@@ -127,15 +127,15 @@ def fill_in(tokenizer: Any, before: str, after: str) -> list[int]:
     Raises:
         UsageError: the tokenizer has no such tokens.
     """
-    known = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
     texts = [token_ids(tokenizer, text, special=False) for text in (before, after)]
     start = token_ids(tokenizer, "")
     for form in FORMS:
-        if known.keys() >= {*form}:
-            first, second, third = (known[token] for token in form)
+        if vocabulary.keys() >= {*form}:
+            first, second, third = (vocabulary[token] for token in form)
             return [*start, first, *texts[0], second, *texts[1], third]
-    if known.keys() >= {*CODESTRAL}:
-        first, second = (known[token] for token in CODESTRAL)
+    if vocabulary.keys() >= {*CODESTRAL}:
+        first, second = (vocabulary[token] for token in CODESTRAL)
         return [*start, first, *texts[1], second, *texts[0]]
     names = ", ".join(form[0] for form in (*FORMS, CODESTRAL))
     raise UsageError(
@@ -146,6 +146,6 @@ def fill_in(tokenizer: Any, before: str, after: str) -> list[int]:
 
 def fill_in_stops(tokenizer: Any) -> tuple[str, ...]:
     """Return the texts of the tokens that end the middle."""
-    known = tokenizer.get_vocab()
-    tokens = [token for form in (*FORMS, CODESTRAL, ENDS) for token in form if token in known]
+    vocabulary = tokenizer.get_vocab()
+    tokens = [token for form in (*FORMS, CODESTRAL, ENDS) for token in form if token in vocabulary]
     return tuple(token.lstrip("\u2581") for token in tokens)

@@ -138,10 +138,10 @@ class CallReader:
             if (match := _FENCED.match(text)) is None:
                 undecided = "\n" not in text.rstrip(" ") or not text.partition("\n")[2].strip()
                 language = text.removeprefix(FENCE).strip()
-                known = any(
+                is_prefix = any(
                     name.startswith(language) for name in ("json", "tool_call", "tool_code")
                 )
-                return [], None if undecided and known else 0
+                return [], None if undecided and is_prefix else 0
             start = match.end()
         try:
             value, end = _JSON.raw_decode(text, start)

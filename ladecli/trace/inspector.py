@@ -214,8 +214,8 @@ def browse(trace: Trace, console: Console) -> None:
     for key in _LEAVE:
         keys.add(key)(lambda event: event.app.exit())
     step = Window(FormattedTextControl(shown))
-    known = Window(FormattedTextControl(KEYS), height=1, style="reverse")
-    Application[None](Layout(HSplit([step, known])), key_bindings=keys, full_screen=True).run()
+    key_line = Window(FormattedTextControl(KEYS), height=1, style="reverse")
+    Application[None](Layout(HSplit([step, key_line])), key_bindings=keys, full_screen=True).run()
 
 
 def _whole(piece: Piece) -> str:
