@@ -244,11 +244,11 @@ def smaller_forms(spec: ModelSpec, kind: str) -> list[tuple[str, ModelSpec]]:
         linear = max(spec.parameters - 2 * spec.vocabulary * spec.hidden, 0.0)
     if linear and spec.weights in FULL and kind != "mps":  # bitsandbytes has no kernels for mps
         # A CPU would change back to float32 by default if packed weights leave room for that.
-        kept = " --dtype bfloat16" if kind == "cpu" and spec.compute == "bfloat16" else ""
+        dtype = " --dtype bfloat16" if kind == "cpu" and spec.compute == "bfloat16" else ""
         for flag, (weights, bytes_each) in PACKED.items():
             size = linear * bytes_each + (spec.parameters - linear) * spec.value_bytes
             form = replace(spec, weights=weights, weight_bytes=size)
-            forms.append((f"--quantize {flag}{kept}", form))
+            forms.append((f"--quantize {flag}{dtype}", form))
     return forms
 
 

@@ -146,10 +146,10 @@ class Chat:
         for line in self.session.new_notices():
             self.note(f"({line})")
 
-    def recall(self, kept: KeptChat) -> None:
+    def recall(self, chat: KeptChat) -> None:
         """Print which conversation goes on, and its last two turns."""
         messages = self.conversation.messages
-        self.note(f"going on after {counted(len(messages), 'message')} · {kept.where}")
+        self.note(f"going on after {counted(len(messages), 'message')} · {chat.where}")
         if self.request.quiet or not self.reader.interactive:
             return
         questions = [n for n, message in enumerate(messages) if message.role == "user"]
@@ -196,27 +196,27 @@ class Chat:
             LadeError, DecoderError: with a line for the user.
             KeyboardInterrupt: on a pipe, after the text so far was kept.
         """
-        seen = self._with_room(question)
-        tally, ids = Tally(), self.encode(seen)
+        prompt = self._with_room(question)
+        tally, ids = Tally(), self.encode(prompt)
         self.memory.recall(ids)
         drafts = pickle.dumps(self.session.drafts)  # 2 ms after a short text, 50 after the longest
         settings = opening.with_length_limit(self.request, self.settings(), self.session, ids)
         reply = Reply(ids, settings, tally, drafts)
         # If the question is not new, its old reply is kept until there is another one.
-        if is_new := seen.messages != self.conversation.messages[: len(seen.messages)]:
-            self.keep(seen)
+        if is_new := prompt.messages != self.conversation.messages[: len(prompt.messages)]:
+            self.keep(prompt)
         self.show_new_notices()
         try:
-            self._show(reply, seen)
+            self._show(reply, prompt)
         except (SystemExit, DeviceLostError, RankError):
             if is_new:  # the chat ends with a question that has no reply
-                self.conversation = seen
+                self.conversation = prompt
             raise
         finally:
             # The text is kept even if an error ended the reply.
             interrupted = tally.reason in (None, "interrupted", "memory")
             if tally.text or tally.reasoning or not interrupted:
-                self.conversation = seen.with_answer(tally.text, interrupted, tally.reasoning)
+                self.conversation = prompt.with_answer(tally.text, interrupted, tally.reasoning)
                 if self.replies:
                     self.replies[-1].drafts = b""  # only the last one is compared
                 self.replies.append(reply)
@@ -226,22 +226,22 @@ class Chat:
                 self.keep(self.conversation)
         self._conclude(reply)
 
-    def _show(self, reply: Reply, seen: Conversation) -> None:
+    def _show(self, reply: Reply, prompt: Conversation) -> None:
         """Decode a reply, and write it to the screen and into the file of --trace."""
         request, session, tally = self.request, self.session, reply.tally
         # A pipe gets only the answers.
         reasoning = request.reasoning and sys.stdout.isatty()
         renderer = MarkdownRenderer(request.markdown, request.token_colors, reasoning)
-        shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
+        view = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
         files = record.writers(request, session, reply.settings, reply.prompt)
-        self._renderer, views = renderer, together(tally, shown, *files)
+        self._renderer, views = renderer, together(tally, view, *files)
         detailed, saved = request.trace is not None, time.monotonic()
         with views as show, self.reader.watched() as look, ctrl_c() as cancelled:
             for event in session.stream(reply.prompt, reply.settings, cancelled, detailed=detailed):
                 show(event)
                 look()
                 if time.monotonic() >= saved + SAVE_INTERVAL:
-                    self.keep(seen.with_answer(tally.text, True, tally.reasoning))
+                    self.keep(prompt.with_answer(tally.text, True, tally.reasoning))
                     saved = time.monotonic()
 
     def _conclude(self, reply: Reply) -> None:

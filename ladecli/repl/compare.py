@@ -59,7 +59,7 @@ def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tal
     settings = replace(settings, max_new_tokens=count)
     how = "one by one" if settings.strategy == "autoregressive" else "with drafts"
     bar = chat.terminal.bar(f"run {run}: {counted(count, 'token')} {how}", count)
-    kept, session.drafts = session.drafts, pickle.loads(reply.drafts)
+    drafts, session.drafts = session.drafts, pickle.loads(reply.drafts)
     try:
         with chat.reader.watched() as look, ctrl_c() as cancelled, bar as advance:
             for event in session.stream(reply.prompt, settings, cancelled):
@@ -68,5 +68,5 @@ def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tal
                     advance(len(event.token_ids))
                     look()
     finally:
-        session.drafts = kept
+        session.drafts = drafts
     return tally

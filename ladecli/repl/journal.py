@@ -116,9 +116,9 @@ def saved(name: str, own: Path | None = None) -> KeptChat:
         raise UsageError(f"{name} is not a saved chat {fix}") from None
 
 
-def rows_of(kept: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
+def rows_of(chats: Sequence[KeptChat]) -> Iterator[tuple[str, str, str]]:
     """Yield a row for each kept chat: its number, its first message, and its model and time."""
-    for number, chat in enumerate(kept, start=1):
+    for number, chat in enumerate(chats, start=1):
         messages = chat.conversation.messages
         about = f"{counted(len(messages), 'message')} · {chat.where}"
         yield str(number), printable(shorten(messages[0].content, QUOTED)), printable(about)

@@ -87,11 +87,11 @@ def _serve(
     )
     server = uvicorn.Server(config)
     address, port = listener.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
+    host = f"[{address}]" if ":" in address else address
     if not is_loopback(address) and request.api_key is None:
-        terminal.say(f"everyone who reaches {shown} may use the model; --api-key asks for a key")
+        terminal.say(f"everyone who reaches {host} may use the model; --api-key asks for a key")
     with ctrl_c(*heeded("SIGTERM", "SIGHUP")) as pressed, _in_background(server, listener):
-        terminal.say(f"{worker.name} answers at http://{shown}:{port}/v1; Ctrl-C ends it")
+        terminal.say(f"{worker.name} answers at http://{host}:{port}/v1; Ctrl-C ends it")
         worker.run(pressed)
 
 

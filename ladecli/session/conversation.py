@@ -77,22 +77,22 @@ class Conversation:
         Raises:
             UsageError: there is no message of the user.
         """
-        kept = len(self.messages)
-        while kept and self.messages[kept - 1].role == "assistant":
-            kept -= 1
-        if not kept:
+        count = len(self.messages)
+        while count and self.messages[count - 1].role == "assistant":
+            count -= 1
+        if not count:
             raise UsageError("there is no message yet; send one first")
-        return self._cut(kept)
+        return self._cut(count)
 
     def without_exchange(self) -> Conversation:
         """Return the conversation without the user's last message and the reply to it; errors as
         for `without_reply`."""
         return self._cut(len(self.without_reply().messages) - 1)
 
-    def _cut(self, kept: int) -> Conversation:
+    def _cut(self, count: int) -> Conversation:
         # If only forgotten messages are left, there is room for them again.
-        forgotten = self.forgotten if self.forgotten < kept else 0
-        return replace(self, messages=self.messages[:kept], forgotten=forgotten)
+        forgotten = self.forgotten if self.forgotten < count else 0
+        return replace(self, messages=self.messages[:count], forgotten=forgotten)
 
     def with_room(self, count: Callable[[Conversation], int], limit: int) -> Conversation | None:
         """Return the conversation itself if it leaves room for a reply, else one that forgets more.

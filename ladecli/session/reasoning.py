@@ -96,10 +96,10 @@ class _Collector:
     def reason(self, text: str) -> None:
         """Add reasoning."""
         text = self._blanks + text if self._reasoned else text.lstrip()
-        kept = text.rstrip()
-        self._reasoning += kept
-        self._blanks = text[len(kept) :]
-        self._reasoned = self._reasoned or bool(kept)
+        stripped = text.rstrip()
+        self._reasoning += stripped
+        self._blanks = text[len(stripped) :]
+        self._reasoned = self._reasoned or bool(stripped)
 
     def answer(self, text: str) -> None:
         """Add text of the answer."""

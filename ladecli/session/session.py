@@ -119,8 +119,8 @@ class Session:
     def stock_model(self) -> Any:
         """The model as transformers loads it; loaded again if our forward has changed the layout of
         the weights, with which transformers' forward would have another speed."""
-        kept = self.decoder.keeps_weights
-        return self.loaded.model if kept else self.loaded.again()
+        keeps_weights = self.decoder.keeps_weights
+        return self.loaded.model if keeps_weights else self.loaded.again()
 
     def keep_texts(self, limit: int) -> None:
         """Keep earlier texts in host memory, up to `limit` bytes."""

@@ -111,11 +111,11 @@ def _effective(options: SessionOptions, planned: PlannedModel) -> tuple[SessionO
     if options.batch_invariant and (why := why_not_invariant(planned, options)) is not None:
         lines.append(f"--batch-invariant does nothing here: {why}")
         options = replace(options, batch_invariant=False)
-    most, asked = planned.facts.most_context, options.max_context
+    most, limit = planned.facts.most_context, options.max_context
     # A limit in the config file is for all models, so it may exceed this one's.
-    if asked and asked > most and options.origins.get("max_context") != CONFIG_FILE:
+    if limit and limit > most and options.origins.get("max_context") != CONFIG_FILE:
         lines.append(
-            f"--max-context {asked:,} is more than {planned.name} has: texts end at {most:,} tokens"
+            f"--max-context {limit:,} is more than {planned.name} has: texts end at {most:,} tokens"
         )
     return options, lines
 

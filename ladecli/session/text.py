@@ -241,12 +241,12 @@ class TextStream:
 
     def feed(self, token: int) -> bool:
         """Add one token, and return True if it completes a stop string."""
-        shown = self._detokenizer.feed(token)
+        new_text = self._detokenizer.feed(token)
         if self._stops is None and self._splitter is None and not self._written:
-            self._deltas.append(TextDelta(text=shown))
+            self._deltas.append(TextDelta(text=new_text))
             return False
         # The text of a special token is usually not shown.
-        text, ended = Text.plain(shown), False
+        text, ended = Text.plain(new_text), False
         if token in self._special and not self._tokenizer.decode([token], skip_special_tokens=True):
             special = self._tokenizer.decode([token], skip_special_tokens=False)
             text = text.joined((Text.plain if self._written else Text.special)(special))

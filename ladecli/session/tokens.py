@@ -93,7 +93,7 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
 def _without_rust_messages() -> Iterator[None]:
     """Keep Rust's message about a panic off stderr, since the error repeats it."""
     try:
-        kept = os.dup(2)
+        stderr = os.dup(2)
     except OSError:  # stderr is closed
         yield
         return
@@ -102,8 +102,8 @@ def _without_rust_messages() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def shortened(tokenizer: Any, text: str, most: int) -> str:

@@ -250,28 +250,28 @@ def with_tools_as_text(messages: Iterable[Mapping[str, Any]], tools: Sequence[To
         f"You may call these functions:\n<tools>\n{listed}\n</tools>\n"
         f"To call one, answer with its name and arguments:\n{form}"
     )
-    shown: list[dict[str, Any]] = []
+    plain: list[dict[str, Any]] = []
     for message in messages:
         content = message.get("content") or ""
         if message["role"] == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
-            if shown and shown[-1]["role"] == "user" and "<tool_response>" in shown[-1]["content"]:
-                shown[-1]["content"] += f"\n{content}"
+            if plain and plain[-1]["role"] == "user" and "<tool_response>" in plain[-1]["content"]:
+                plain[-1]["content"] += f"\n{content}"
                 continue
-            shown.append({"role": "user", "content": content})
+            plain.append({"role": "user", "content": content})
             continue
         for call in message.get("tool_calls") or ():
             function = call["function"]
             text = ToolCall(function["name"], arguments_of(function["arguments"])).written()
             content += f"\n{text}" if content else text
-        kept = {key: value for key, value in message.items() if key != "tool_calls"}
-        shown.append({**kept, "content": content})
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        plain.append({**rest, "content": content})
     if not tools:
-        return shown
-    if shown and shown[0]["role"] in ("system", "developer"):
-        shown[0]["content"] += f"\n\n{about}"
-        return shown
-    return [{"role": "system", "content": about}, *shown]
+        return plain
+    if plain and plain[0]["role"] in ("system", "developer"):
+        plain[0]["content"] += f"\n\n{about}"
+        return plain
+    return [{"role": "system", "content": about}, *plain]
 
 
 def arguments_of(text: Any) -> Any:

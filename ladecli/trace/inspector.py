@@ -43,8 +43,8 @@ def visible(spelling: str) -> str:
     It has no characters that control a terminal or change the direction of text.
     """
     characters = spelling.translate(_NAMED)
-    shown = (c if c.isprintable() or c in _JOINERS else "·" for c in characters)
-    return "".join(shown) or "∅"
+    replaced = (c if c.isprintable() or c in _JOINERS else "·" for c in characters)
+    return "".join(replaced) or "∅"
 
 
 @dataclass(frozen=True, slots=True)

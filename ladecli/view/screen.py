@@ -52,22 +52,22 @@ class Table:
         explained = "; ".join(column.note for column in self.columns if column.note)
         return (explained, *self.notes) if explained else self.notes
 
-    def of_columns(self, kept: Sequence[int]) -> Table:
+    def of_columns(self, numbers: Sequence[int]) -> Table:
         """Return the table with only some of its columns, by number."""
         return replace(
             self,
-            columns=tuple(self.columns[number] for number in kept),
-            rows=tuple(tuple(row[number] for number in kept) for row in self.rows),
+            columns=tuple(self.columns[number] for number in numbers),
+            rows=tuple(tuple(row[number] for number in numbers) for row in self.rows),
         )
 
     def without_empty(self) -> Table:
         """Return the table without empty columns; those of weight 0 stay."""
-        kept = [
+        numbers = [
             number
             for number, column in enumerate(self.columns)
             if not column.weight or any(row[number] != NONE for row in self.rows)
         ]
-        return self.of_columns(kept)
+        return self.of_columns(numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +111,22 @@ def print_table(table: Table, console: Console) -> set[str]:
     Returns:
         The titles of the columns that were left out: those of the greatest weight.
     """
-    kept, unlimited = list(range(len(table.columns))), console.options.update(max_width=PIPE)
+    numbers, unlimited = list(range(len(table.columns))), console.options.update(max_width=PIPE)
     names = max(console.width // 3, _NAMES)
-    while len(kept) > 1:
-        weight = max(table.columns[number].weight for number in kept)
+    while len(numbers) > 1:
+        weight = max(table.columns[number].weight for number in numbers)
         needed = Measurement.get(
-            console, unlimited, _rich_table(table.of_columns(kept), names)
+            console, unlimited, _rich_table(table.of_columns(numbers), names)
         ).maximum
         if not weight or needed <= console.width:
             break
-        kept.remove(max(n for n in kept if table.columns[n].weight == weight))
-    shown = table.of_columns(kept)
-    line(console, shown.title, "bold")
-    show(_rich_table(shown), console)
-    for note in shown.footnotes:
+        numbers.remove(max(n for n in numbers if table.columns[n].weight == weight))
+    narrow = table.of_columns(numbers)
+    line(console, narrow.title, "bold")
+    show(_rich_table(narrow), console)
+    for note in narrow.footnotes:
         line(console, note, "dim")
-    return {column.title for n, column in enumerate(table.columns) if n not in kept}
+    return {column.title for n, column in enumerate(table.columns) if n not in numbers}
 
 
 def _rich_table(table: Table, names: int | None = None) -> RichTable:

@@ -176,8 +176,8 @@ def share_product(parts: Sequence[Int8Linear]) -> Form:
     """
     first = parts[0]._product
     if len(parts) > 1 and (first is None or any(part._product is not first for part in parts)):
-        held = zip(*(part.integers for part in parts), strict=True)
-        values, scales = (torch.cat(rows) for rows in held)
+        integers = zip(*(part.integers for part in parts), strict=True)
+        values, scales = (torch.cat(rows) for rows in integers)
         product, start = int8_form(values, scales), 0
         for part in parts:
             part.share(product, start)
@@ -226,8 +226,8 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
     pieces = zip(pieces_of(values), pieces_of(scales), strict=True)
     packed = [torch.ops.quantized.linear_prepack(quantised_tensor(*one), None) for one in pieces]
     form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
-    held = Weight(form, rotation(values.shape[1]), packed, limit=limit)
-    return Form(held, lambda: _unpacked(held)[0])
+    weight = Weight(form, rotation(values.shape[1]), packed, limit=limit)
+    return Form(weight, lambda: _unpacked(weight)[0])
 
 
 def _unpacked(weight: Weight) -> tuple[Tensor, Tensor]:
