@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_layouts import Form, Weight, pieces_of, rotated
+from .cpu_layouts import PIECE_OF_INTEGERS, Form, Weight, rotated
+from .stored import Rows, StoredEmbedding, StoredTensor, parts_of
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -45,27 +46,6 @@ def has_vnni() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
-class Rows(Protocol):
-    """A weight [out, in] whose rows are unpacked as they are read."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """Rows and columns."""
-
-    def __getitem__(self, rows: Any, /) -> Tensor:
-        """Return rows: all of them (`...`), those of a slice, or those of a tensor of numbers."""
-
-
-def quantised_parts(model: Any) -> dict[str, Any]:
-    """Return by name the modules of a model that `quantise` replaces."""
-    embedding = model.get_input_embeddings()
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear or (isinstance(module, nn.Embedding) and module is embedding)
-    }
-
-
 @torch.no_grad()
 def quantise(model: Any, dtype: torch.dtype, stored: Mapping[str, Rows] | None = None) -> None:
     """Let the linear layers of a model hold 8 bits, several at once.
@@ -77,11 +57,19 @@ def quantise(model: Any, dtype: torch.dtype, stored: Mapping[str, Rows] | None =
 
     def small(module: Any) -> nn.Module:
         weight = rows_of.get(module.weight, module.weight.detach())
-        kind = HalfEmbedding if isinstance(module, nn.Embedding) else Int8Linear
-        return kind(module, weight)
+        if not isinstance(module, nn.Embedding):
+            linear = Int8Linear(module, weight)
+            if isinstance(weight, StoredTensor):
+                weight.leave_memory()
+            return linear
+        if isinstance(weight, Tensor):
+            kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
+            # A copy in any case: a part of a file would keep all of it in memory.
+            weight = weight.to(kind, copy=True)
+        return StoredEmbedding(module, weight)
 
     # The largest first, while there is the most memory beside them; their weights go one by one.
-    parts = quantised_parts(model)
+    parts = parts_of(model)
     names = sorted(parts, key=lambda name: -parts[name].weight.numel())
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         made = pool.map(small, [parts.pop(name) for name in names])
@@ -185,35 +173,6 @@ def share_product(parts: Sequence[Int8Linear]) -> Form:
     return parts[0].product
 
 
-class HalfEmbedding(nn.Module):
-    """An embedding whose rows have 16 bits, or are stored otherwise; they are made plain as they
-    are looked up, and scaled if the family (Gemma) has that.
-
-    Args:
-        embedding: what it is made of.
-        weight: that of the embedding, if it does not have it itself.
-
-    Attributes:
-        weight: [vocabulary, n]; no parameter, for these get other types.
-        scale: of all rows.
-    """
-
-    def __init__(self, embedding: nn.Embedding, weight: Any = None) -> None:
-        super().__init__()
-        weight = embedding.weight.detach() if weight is None else weight
-        if isinstance(weight, Tensor):
-            kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
-            # A copy in any case: a part of a file would keep all of it in memory.
-            weight = weight.to(kind, copy=True)
-        self.weight = weight
-        self.scale = getattr(embedding, "embed_scale", 1.0)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """[...] -> [..., n]."""
-        rows: Tensor = self.weight[ids].float() * self.scale
-        return rows
-
-
 def int8_form(values: Tensor, scales: Tensor) -> Form:
     """A weight of integers as a CPU multiplies with it.
 
@@ -223,7 +182,8 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
     """
     # The whole process has one, and nothing else in it has quantised products.
     torch.backends.quantized.engine = _ENGINE
-    pieces = zip(pieces_of(values), pieces_of(scales), strict=True)
+    step = PIECE_OF_INTEGERS if len(values) > 4 * PIECE_OF_INTEGERS else len(values)
+    pieces = zip(torch.split(values, step), torch.split(scales, step), strict=True)
     packed = [torch.ops.quantized.linear_prepack(quantised_tensor(*one), None) for one in pieces]
     form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
     held = Weight(form, rotation(values.shape[1]), packed, limit=limit)
