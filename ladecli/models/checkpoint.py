@@ -4,6 +4,8 @@ of adapters."""
 from __future__ import annotations
 
 import contextlib
+import json
+import mmap
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ..decoder.backends.stored import StoredTensor
 from ..errors import LoadError, counted
 from . import model_files
 from .adapters import Adapter
@@ -27,6 +30,25 @@ _TABLES = frozenset({"inv_freq", "masked_bias", "causal_mask", "position_ids"})
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
 """Suffixes of scales that do not matter to unquantised activations, keys and values."""
+
+
+def stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Return all tensors of safetensors files, whose headers have been checked, by name; {} if one
+    is of another type than float32, float16 and bfloat16, or has no numbers."""
+    tensors = {}
+    for path in paths:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        header.pop("__metadata__", None)
+        for name, stated in header.items():
+            kind, shape = model_files.TYPES.get(stated["dtype"]), stated["shape"]
+            if kind is None or 0 in (len(shape), *shape):
+                return {}
+            start = 8 + size + stated["data_offsets"][0]
+            tensors[name] = StoredTensor(memory, start, getattr(torch, kind), shape)
+    return tensors
 
 
 def check_unread(

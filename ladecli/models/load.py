@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -17,8 +17,9 @@ import transformers
 from transformers import GenerationConfig
 
 from ..decoder.backends import int8
-from ..decoder.backends.compat import needs_eager
+from ..decoder.backends.compat import needs_eager, packs_halves
 from ..decoder.backends.quiet import quiet
+from ..decoder.backends.stored import keep_stored, parts_of
 from ..decoder.backends.transformers_forward import input_device
 from ..decoder.faults import is_out_of_memory, reason_of
 from ..errors import LoadError
@@ -100,25 +101,28 @@ def load(
     progress: bool = True,
     need: memory.MemoryNeed | None = None,
     on_share: Callable[[float], None] | None = None,
+    in_file: bool = True,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
     If ranks share it, all call this, and their process group is there already.  A device map
     leaves room for what decoding takes, its `need`.  `on_share` is called with the share of a GGUF
-    file that was unpacked.
+    file that was unpacked.  With `in_file`, weights may stay in the file until they are used.
 
     Raises:
         LoadError: the weights cannot be read; the message says why and what helps.
     """
     tokenizer = _tokenizer(planned, progress)
     read = partial(_read_model, planned, need, progress)
-    model, notices = read(on_share)
+    model, notices = read(on_share, in_file=in_file)
     where = planned.placement
     ours = where.own_int8 and where.is_ours(planned.facts)
     if (planned.spec.weights not in FULL and not ours) or where.split > 1:
         check_forward(planned, model)
     values = values_of(planned) | {"notices": (*planned.notices, *notices)}
-    return LoadedModel(**values, model=model, tokenizer=tokenizer, again=lambda: read()[0])
+    return LoadedModel(
+        **values, model=model, tokenizer=tokenizer, again=lambda: read(in_file=False)[0]
+    )
 
 
 @quiet()
@@ -179,8 +183,11 @@ def _read_model(
     need: memory.MemoryNeed | None,
     progress: bool,
     on_share: Callable[[float], None] | None = None,
+    *,
+    in_file: bool = False,
 ) -> tuple[Any, list[str]]:
-    """Return the model with all of its weights on its device, and notices; errors as `load`."""
+    """Return the model with all of its weights on its device, and notices; arguments and errors as
+    `load`."""
     files, where = planned.files, planned.placement
     name = files.base
     # Nothing else hides the bars of unpacking; those of downloads are shown on a terminal.
@@ -188,18 +195,13 @@ def _read_model(
     hidden = contextlib.redirect_stderr(io.StringIO()) if hides else contextlib.nullcontext()
     with loading(files, progress), reading(files), hidden:
         keywords = placement.keywords(where, planned.config, planned.dtype, need)
-        straight = where.own_int8 and not files.adapters
-        stored: dict[str, Any] = {}
-        if files.header is not None:
-            from . import gguf_model
-
-            empty = empty_model(planned.config, files.hub_options)
-            stored = gguf_model.stored_weights(files.header, empty, on_share, eight=straight)
-            if stored and straight:
-                keywords["state_dict"] = _without(stored, empty, planned.dtype)
-            elif stored:  # ranks ask for parts of them
-                whole = where.split > 1
-                keywords["state_dict"] = {k: w[...] if whole else w for k, w in stored.items()}
+        stored, rows = _in_files(planned, on_share) if in_file or files.header else ({}, {})
+        if stored:
+            blank = torch.zeros((), dtype=planned.dtype)  # takes no memory
+            blanks = {name: blank.expand(weight.shape) for name, weight in rows.items()}
+            whole = where.split > 1 or files.header is None  # ranks ask for parts of them
+            rest = {n: w[...] if whole else w for n, w in stored.items() if n not in rows}
+            keywords["state_dict"] = rest | blanks
         # Weights that are quantised here are read as they are stored.
         dtype = "auto" if where.own_int8 and not stored else planned.dtype
         model, notices = _from_pretrained(planned, dtype=dtype, **keywords)
@@ -215,16 +217,47 @@ def _read_model(
         for adapter in files.adapters:
             model = _merged(model, adapter, name)
         if where.own_int8:
-            int8.quantise(model, planned.dtype, stored if straight else None)
+            int8.quantise(model, planned.dtype, rows)
+        elif rows:
+            keep_stored(model, rows)
         return model.eval(), notices
 
 
-def _without(stored: Mapping[str, Any], empty: Any, dtype: torch.dtype) -> dict[str, Any]:
-    """Return stored weights with blanks, which take no memory, for those that are quantised here
-    straight from the file; `empty` is the model without weights."""
-    small = {f"{name}.weight" for name in int8.quantised_parts(empty)}
-    blank = torch.zeros((), dtype=dtype)
-    return {name: blank.expand(w.shape) if name in small else w for name, w in stored.items()}
+def _in_files(
+    planned: PlannedModel, on_share: Callable[[float], None] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the weights that files of a model hold, and those of them that are read row by row
+    when they are packed for a CPU; {} and {} if transformers is to read all."""
+    files, straight = planned.files, planned.placement.own_int8 and not planned.files.adapters
+    if files.header is None and not _may_stay(planned):
+        return {}, {}
+    empty = empty_model(planned.config, files.hub_options)
+    parts, stored = parts_of(empty), dict[str, Any]()
+    if files.header is None:
+        stored |= checkpoint.stored_tensors(files.weights)
+    else:
+        from . import gguf_model
+
+        stored |= gguf_model.stored_weights(files.header, empty, on_share, eight=straight)
+    rows = {name: stored[name] for part in parts if (name := f"{part}.weight") in stored}
+    if files.header is not None:
+        return stored, rows if straight else {}
+    # Files may have other names for them, or two weights where the model has one.
+    each = len(rows) == len({part.weight for part in parts.values()})
+    fit = each and all(weight.dtype.itemsize == 2 for weight in rows.values())
+    return (stored, rows) if fit else ({}, {})
+
+
+def _may_stay(planned: PlannedModel) -> bool:
+    """Return whether the weights of a checkpoint may stay in its files until they are packed for a
+    CPU, as far as its configuration and the names of the files tell."""
+    files, where = planned.files, planned.placement
+    plain = getattr(planned.config, "quantization_config", None) is None and not planned.fp8_block
+    here = bool(files.weights) and all(path.suffix == ".safetensors" for path in files.weights)
+    exact = where.own_int8 or (planned.dtype == torch.float32 and packs_halves())
+    ours = where.device.kind == "cpu" and where.is_ours(planned.facts)
+    own = own_code(planned.config, files.hub_options)
+    return plain and here and exact and ours and not files.adapters and not own
 
 
 def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[str]]:

@@ -57,7 +57,7 @@ _PACKAGES = {
     **dict.fromkeys(("nf4", "fp4", "int8"), _BITSANDBYTES),
 }
 """Packages that load quantised weights, by method, or files of another format."""
-_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names for them."""
 
 
@@ -334,8 +334,8 @@ def stored_type(tensors: Iterable[Tensor]) -> str | None:
     packed."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
-        if tensor.kind in _TYPES:
-            counts[_TYPES[tensor.kind]] += tensor.size
+        if tensor.kind in TYPES:
+            counts[TYPES[tensor.kind]] += tensor.size
     return next((kind for kind, _ in counts.most_common(1)), None)
 
 

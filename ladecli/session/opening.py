@@ -166,6 +166,7 @@ class _Plan:
                 need=setup.need,
                 progress=self.bars,
                 on_share=lambda share: say(f"unpacking the weights: {100 * share:.0f} %"),
+                in_file=not ranks,  # which compare their weights
             )
             if ranks:
                 parallel.compare_loaded(loaded, ranks)
@@ -207,9 +208,12 @@ def check(options: SessionOptions, template: TemplateOptions | None = None) -> M
 def _import_libraries() -> None:
     """Import torch, transformers and our modules that use them, which takes seconds."""
     device.set_variables()
-    first = "torch" not in sys.modules
+    first, collects = "torch" not in sys.modules, gc.isenabled()
+    gc.disable()  # looking for garbage takes a seventh of the time of thousands of imports
     for name in ("..models.load", ".session"):
         import_module(name, __package__)
+    if collects:
+        gc.enable()
     if first:
         gc.freeze()  # modules stay, so the garbage collector need not scan them again
 

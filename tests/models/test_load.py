@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import ladecli
 from ladecli.decoder.backends import int8
+from ladecli.decoder.backends.compat import packs_halves
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
@@ -27,7 +29,7 @@ from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.session.session import Session
 from tests.support.decoding import ids_of, run, transformers_ids
 from tests.support.hub import DEMO, copied, plan, stating, use_devices
-from tests.support.models import saved
+from tests.support.models import prompt_for, saved
 
 ON_CPU = PlacementOptions(device="cpu")
 GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)
@@ -120,6 +122,69 @@ def test_fp8_stays_if_supported(capability: Any, weights: str, fp8: str, monkeyp
     answers = {"cuda:1": capability}
     monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)
     assert plan(fp8).spec.weights == weights
+
+
+def in_16_bits(
+    folder: Path, family: str, dtype: torch.dtype, change: Callable[[dict[str, Any]], object]
+) -> str:
+    """A small model whose weights are saved in a type of 16 bits, after a change to them."""
+    name = saved(folder, family, vocab_size=300, hidden_size=64)
+    weights = {key: x.to(dtype) for key, x in load_file(folder / "model.safetensors").items()}
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return name
+
+
+def tie_twice(weights: dict[str, Any]) -> None:
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+
+def widen_one(weights: dict[str, Any]) -> None:
+    key = "model.layers.0.mlp.down_proj.weight"
+    weights[key] = weights[key].float() * 1.001
+
+
+@pytest.mark.skipif(not packs_halves(), reason="no form of 16 bits here")
+@pytest.mark.parametrize(
+    ("family", "dtype", "change", "stays"),
+    [
+        ("llama_tied", torch.bfloat16, dict.copy, True),
+        ("qwen2", torch.float16, dict.copy, True),
+        ("gemma3", torch.bfloat16, dict.copy, True),
+        ("phi3", torch.bfloat16, dict.copy, True),
+        ("llama_tied", torch.bfloat16, tie_twice, False),
+        ("llama", torch.bfloat16, widen_one, False),
+    ],
+)
+def test_weights_of_16_bits_stay_in_the_file_and_give_the_text_of_float32(
+    family: str, dtype: torch.dtype, change: Any, stays: bool, tmp_path: Path
+) -> None:
+    name = in_16_bits(tmp_path, family, dtype, change)
+    loaded = load(plan(name, place=ON_CPU))
+    held = sum(parameter.nbytes for parameter in loaded.model.parameters())
+    assert (held < loaded.spec.weight_bytes / 4) == stays
+    session = Session(loaded)
+    assert isinstance(session.decoder.executor.model, Transformer)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    assert session.stock_model.dtype == torch.float32
+    prompt = prompt_for(family)
+    expected = transformers_ids(stock, prompt, 40)
+    for strategy in ("autoregressive", "lookahead"):
+        assert ids_of(run(session.decoder, prompt, strategy)) == expected
+
+
+@pytest.mark.skipif(not packs_halves(), reason="no form of 16 bits here")
+def test_weights_in_a_file_serve_the_forward_of_transformers_where_ours_is_wrong(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    name = in_16_bits(tmp_path, "llama", torch.bfloat16, dict.copy)
+    forward = Transformer.forward
+    monkeypatch.setattr(Transformer, "forward", lambda *given: forward(*given) + 1.0)
+    session = Session(load(plan(name, place=ON_CPU)))
+    assert not isinstance(session.decoder.executor.model, Transformer)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    prompt = prompt_for("llama")
+    assert ids_of(run(session.decoder, prompt)) == transformers_ids(stock, prompt, 40)
 
 
 SAMPLES = {"do_sample": True}

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .compat import PackedWeight, packs_halves, scripted
+from .stored import Rows, Stacked
 
 SMALL = 1 << 16
 """For matrices with fewer numbers, the call itself costs more than a form can save."""
@@ -33,9 +34,14 @@ ALIKE_ROWS = 96
 CHECKED_AT_ONCE = 1 << 14
 """The most numbers of a weight that are checked at once, so that copies stay in a processor's cache
 and are too small for malloc to map pages, which takes most of the time of larger copies."""
-PIECE = 1 << 13
-"""The most rows of a head that fbgemm packs at once: it reads them by column, and the cache must
-hold a line of each.  A product in pieces is slower, so smaller weights have one piece."""
+PIECE = 1 << 22
+"""The numbers of a weight that fbgemm packs at once in halves: it reads them by column, and a cache
+must hold a line of each row.  This halves the time for a weight of 28 million numbers."""
+PIECE_OF_INTEGERS = 1 << 13
+"""The most rows of a head of integers that are packed at once.  A product in pieces rounds its
+input for each piece, which costs too much for smaller weights."""
+ROOMS: list[Tensor] = []
+"""Memory for such numbers that no thread uses now; it is freed after a load."""
 LARGEST_HALF, LOST = 15, 2.0**-25
 """The exponent of the limit of float16, and its rounding error for the smallest numbers: 2⁻³⁹ of
 the largest weight, compared with 2⁻²⁴ for products in float32."""
@@ -184,12 +190,14 @@ def packed(weight: Tensor, least: int = 1) -> Form:
     return Form(Weight("packed", blocks, rows=least), blocks.to_dense)
 
 
-def pieces_of(weight: Tensor) -> Sequence[Tensor]:
-    """Return the rows of a weight in the pieces that are packed at once."""
-    return torch.split(weight, PIECE) if len(weight) > 4 * PIECE else [weight]
+def _pieces_of(weight: Rows) -> list[slice]:
+    """Return the rows of a weight in pieces that are packed at once, of about the same size."""
+    count = weight.shape[0]
+    step = math.ceil(count / math.ceil(count * weight.shape[1] / PIECE))
+    return [slice(start, start + step) for start in range(0, count, step)]
 
 
-def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
+def halves(weight: Rows, *, alike: bool = False, spend: bool = False) -> Form:
     """Return the form in float16, multiplied in float32: half the bytes of float32.
 
     It is for weights that fit into 16 bits exactly, like those of most checkpoints in float16 and
@@ -198,14 +206,14 @@ def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
     """
     dtype, unit = weight.dtype, _unit_of(weight)
     scale = torch.tensor([1.0 / unit])
-    in_place = spend and dtype == torch.float32
-    made = [
+    pieces = _pieces_of(weight)
+    if isinstance(weight, Stacked):
+        made = _packed_from_room(weight, pieces, scale)
+    else:
+        in_place = spend and dtype == torch.float32
         # The product with a tensor in float32 is one, without a copy in the type of the weight.
-        torch.ops.quantized.linear_prepack_fp16(
-            piece.mul_(scale) if in_place else piece * scale, None
-        )
-        for piece in pieces_of(weight)
-    ]
+        scaled = (weight[i].mul_(scale) if in_place else weight[i] * scale for i in pieces)
+        made = [torch.ops.quantized.linear_prepack_fp16(piece, None) for piece in scaled]
 
     def dense() -> Tensor:
         pieces = [torch.ops.quantized.linear_unpack_fp16(piece)[0] for piece in made]
@@ -215,6 +223,28 @@ def halves(weight: Tensor, *, alike: bool = False, spend: bool = False) -> Form:
     if alike:
         held = held._replace(form="alike halves", rows=rows_alike() or 1, part=ALIKE_ROWS)
     return Form(held, dense)
+
+
+def _packed_from_room(
+    weight: Stacked, pieces: Sequence[slice], scale: Tensor
+) -> list[PackedWeight]:
+    """Pack the rows of a weight, multiplied with a number, [1], in pieces.
+
+    All pieces, and those of other weights, are written to the same memory: to get new memory from
+    the system takes longer than to read them.
+    """
+    size = max(PIECE, (pieces[0].stop - pieces[0].start) * weight.shape[1])
+    try:
+        room = ROOMS.pop()
+    except IndexError:
+        room = torch.empty(size)
+    room = room if room.numel() >= size else torch.empty(size)
+    made = [
+        torch.ops.quantized.linear_prepack_fp16(weight.read(rows, room).mul_(scale), None)
+        for rows in pieces
+    ]
+    ROOMS.append(room)
+    return made
 
 
 @cache
@@ -235,11 +265,14 @@ def rows_alike() -> int | None:
     return next((n for n in (1, 2, 3, 4, 6, 8, 12) if all(same[n - 1 :: n])), None)
 
 
-def _unit_of(weight: Tensor) -> float:
+def _unit_of(weight: Rows) -> float:
     """Return the power of two by which the largest number of a weight comes just below the largest
-    float16."""
-    least, most = torch.aminmax(weight)
-    largest = max(-least.item(), most.item())
+    float16; NaN if a number is not finite."""
+    if isinstance(weight, Stacked):
+        largest = weight.largest
+    else:
+        least, most = torch.aminmax(weight[...])
+        largest = max(-least.item(), most.item())
     return 2.0 ** (math.frexp(largest)[1] - LARGEST_HALF) if math.isfinite(largest) else math.nan
 
 
@@ -283,7 +316,7 @@ class CpuLinear:
         return Linear(self.form.weight, self.bias)
 
 
-def alike_forms(weight: Tensor) -> list[str]:
+def alike_forms(weight: Rows) -> list[str]:
     """Return the forms that a weight may have whose rows do not depend on one another."""
     names = [name for name in possible(weight) if name in ALIKE]
     return [name for name in names if name != "halves" or rows_alike()]
@@ -309,15 +342,20 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if halved else dtype
 
 
-def possible(weight: Tensor) -> list[str]:
+def possible(weight: Rows) -> list[str]:
     """Return the forms that a weight may have: those of its type, halves only if they are exact."""
     forms = forms_of(weight.dtype)
-    if "halves" in forms:
-        unit = _unit_of(weight)
-        numbers = torch.split(weight.reshape(-1), CHECKED_AT_ONCE)
-        if not (math.isfinite(unit) and all(_is_held(part, unit) for part in numbers)):
-            forms.remove("halves")
+    if "halves" in forms and not _are_held(weight, _unit_of(weight)):
+        forms.remove("halves")
     return forms
+
+
+def _are_held(weight: Rows, unit: float) -> bool:
+    """Return whether halves hold the numbers of a weight in their unit."""
+    if isinstance(weight, Stacked):  # of 16 bits: of none are more digits lost than `LOST`
+        return math.isfinite(unit)
+    numbers = torch.split(weight[...].reshape(-1), CHECKED_AT_ONCE)
+    return math.isfinite(unit) and all(_is_held(part, unit) for part in numbers)
 
 
 def _is_held(numbers: Tensor, unit: float) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .compat import MAKES_QUANTISED, quantised_tensor
-from .cpu_layouts import Form, Weight, pieces_of, rotated
+from .cpu_layouts import PIECE_OF_INTEGERS, Form, Weight, rotated
+from .stored import Rows, StoredEmbedding, StoredTensor, parts_of
 
 LIMIT = 127
 """The largest integer of a weight, and of an input in 8 bits."""
@@ -45,27 +46,6 @@ def has_vnni() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
-class Rows(Protocol):
-    """A weight [out, in] whose rows are unpacked when they are read."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The numbers of rows and columns."""
-
-    def __getitem__(self, rows: Any, /) -> Tensor:
-        """Return all rows (`...`), those of a slice, or those of a tensor of indices."""
-
-
-def quantised_parts(model: Any) -> dict[str, Any]:
-    """Return by name the modules of a model that `quantise` replaces."""
-    embedding = model.get_input_embeddings()
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear or (isinstance(module, nn.Embedding) and module is embedding)
-    }
-
-
 @torch.no_grad()
 def quantise(model: Any, dtype: torch.dtype, stored: Mapping[str, Rows] | None = None) -> None:
     """Convert the linear layers of a model to 8 bits, several at once.
@@ -77,11 +57,19 @@ def quantise(model: Any, dtype: torch.dtype, stored: Mapping[str, Rows] | None =
 
     def small(module: Any) -> nn.Module:
         weight = rows_of.get(module.weight, module.weight.detach())
-        kind = HalfEmbedding if isinstance(module, nn.Embedding) else Int8Linear
-        return kind(module, weight)
+        if not isinstance(module, nn.Embedding):
+            linear = Int8Linear(module, weight)
+            if isinstance(weight, StoredTensor):
+                weight.leave_memory()
+            return linear
+        if isinstance(weight, Tensor):
+            kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
+            # A copy in any case: a part of a file would keep all of it in memory.
+            weight = weight.to(kind, copy=True)
+        return StoredEmbedding(module, weight)
 
     # The largest first, while there is the most memory beside them; their weights go one by one.
-    parts = quantised_parts(model)
+    parts = parts_of(model)
     names = sorted(parts, key=lambda name: -parts[name].weight.numel())
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         made = pool.map(small, [parts.pop(name) for name in names])
@@ -185,35 +173,6 @@ def share_product(parts: Sequence[Int8Linear]) -> Form:
     return parts[0].product
 
 
-class HalfEmbedding(nn.Module):
-    """An embedding in 16 bits or in another form, whose rows are unpacked on lookup, and scaled if
-    the family (Gemma) requires it.
-
-    Args:
-        embedding: the original embedding.
-        weight: its weight, if the embedding does not have it itself.
-
-    Attributes:
-        weight: [vocabulary, n]; not a parameter, since parameters are converted to other types.
-        scale: of all rows.
-    """
-
-    def __init__(self, embedding: nn.Embedding, weight: Any = None) -> None:
-        super().__init__()
-        weight = embedding.weight.detach() if weight is None else weight
-        if isinstance(weight, Tensor):
-            kind = weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16
-            # Always a copy, since a view of a file would keep the whole file in memory.
-            weight = weight.to(kind, copy=True)
-        self.weight = weight
-        self.scale = getattr(embedding, "embed_scale", 1.0)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """[...] -> [..., n]."""
-        rows: Tensor = self.weight[ids].float() * self.scale
-        return rows
-
-
 def int8_form(values: Tensor, scales: Tensor) -> Form:
     """Return a weight of integers in the form in which a CPU multiplies it.
 
@@ -223,7 +182,8 @@ def int8_form(values: Tensor, scales: Tensor) -> Form:
     """
     # The engine is global to the process, in which nothing else uses quantised products.
     torch.backends.quantized.engine = _ENGINE
-    pieces = zip(pieces_of(values), pieces_of(scales), strict=True)
+    step = PIECE_OF_INTEGERS if len(values) > 4 * PIECE_OF_INTEGERS else len(values)
+    pieces = zip(torch.split(values, step), torch.split(scales, step), strict=True)
     packed = [torch.ops.quantized.linear_prepack(quantised_tensor(*one), None) for one in pieces]
     form, limit = ("integers", LIMIT) if has_vnni() else ("integers twice", LIMIT_OF_7)
     weight = Weight(form, rotation(values.shape[1]), packed, limit=limit)

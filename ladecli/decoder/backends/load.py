@@ -28,10 +28,12 @@ from ..model.families import ModelFacts
 from ..model.forward import Forward
 from ..model.transformer import Transformer
 from .attention import choose_operations
+from .cpu_layouts import ROOMS
 from .cuda_graphs import Capture, CudaGraphs
 from .int8 import holds_int8
 from .quiet import quiet
 from .recurrent import RecurrentCache
+from .stored import make_plain
 from .transformers_cache import OwnCache, OwnCacheModel
 from .transformers_forward import StockModel, input_device
 from .trial import Trial, facts_of
@@ -156,6 +158,7 @@ def return_freed_memory() -> None:
 
     Other C libraries return it by themselves.
     """
+    ROOMS.clear()
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -199,6 +202,7 @@ def choose_backend(model: Any, facts: ModelFacts, options: LoadOptions) -> Backe
             return _first_right(model, options, Trial.of(model, facts))
         except UnsupportedModelError as error:
             why = str(error)
+    make_plain(model)
     plain = OwnCacheModel(model)
     how = "with chains of drafts instead of trees"
     if plain.drafts == "none":
@@ -291,6 +295,7 @@ def _forwards(
                 )
             yield ours
             restore(model)  # ours was wrong
+    make_plain(model)
     yield StockModel(model, trial.shapes, options.attention)
 
 

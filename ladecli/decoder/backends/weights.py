@@ -8,6 +8,7 @@ twice.  If a CPU needs another form, the modules have no weights until `restore`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,6 +36,7 @@ from .cpu_layouts import (
     possible,
 )
 from .int8 import Int8Linear, holds_int8, share_product
+from .stored import Rows, Stacked, StoredLinear
 
 _HELD = "lade_held"
 """Attribute of a detached weight: the form that holds it, and its rows there."""
@@ -148,6 +150,9 @@ def project(
     eight = [part for part in parts if isinstance(part, Int8Linear)]
     if join and len(eight) == len(parts):
         return CpuLinear(share_product(eight), _joined_bias(eight), alike=True)
+    stored = [part for part in parts if isinstance(part, StoredLinear)]
+    if join and len(stored) == len(parts):
+        return join_plain(stored, pack=pack, shared=False, invariant=invariant)
     if not join or not all(is_plain(part) for part in parts):
         calls = ModuleCalls(parts)
         return lambda x: calls(x.to(dtype)).to(x.dtype)
@@ -177,7 +182,11 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def join_plain(
-    parts: Sequence[nn.Linear], *, pack: bool, shared: bool, invariant: bool = False
+    parts: Sequence[nn.Linear] | Sequence[StoredLinear],
+    *,
+    pack: bool,
+    shared: bool,
+    invariant: bool = False,
 ) -> CpuLinear:
     """Return one product of plain weights on a CPU.
 
@@ -190,19 +199,22 @@ def join_plain(
         shared: True if the weight is also the embedding's, which must not change.
         invariant: True to use a form with rows alike, if there is one.
     """
-    weight = _joined_weight(parts)
+    weight = _stacked(parts)
     name = "rows"
     alike = alike_forms(weight) if invariant else []
-    if alike or (weight.numel() >= SMALL and (pack or not shared)):
+    if alike or (math.prod(weight.shape) >= SMALL and (pack or not shared)):
         name = choose_form(weight.dtype, alike or possible(weight))
     if name == "halves":  # the weight is detached, so no other copy is needed
         form = halves(weight, alike=bool(alike), spend=not shared)
     else:
-        form = (ALIKE if alike else FORMS)[name](weight)
-    if name == "rows" and not shared:
-        _attach_views(parts, weight)
+        form = (ALIKE if alike else FORMS)[name](weight[...])
+    linear = [part for part in parts if isinstance(part, nn.Linear)]
+    if isinstance(weight, Stacked):
+        weight.leave_memory()
+    elif name == "rows" and not shared:
+        _attach_views(linear, weight[...])
     elif not shared:
-        _detach_weights(parts, form)
+        _detach_weights(linear, form)
     return CpuLinear(form, _joined_bias(parts), bool(alike))
 
 
@@ -227,13 +239,20 @@ def restore(model: nn.Module) -> None:
             _set_weight(module, form.dense()[rows])
 
 
+def _stacked(parts: Sequence[nn.Linear | StoredLinear]) -> Rows:
+    """Return the weights above one another."""
+    stored = [part.weight for part in parts if isinstance(part, StoredLinear)]
+    linear = [part for part in parts if isinstance(part, nn.Linear)]
+    return Stacked(stored) if stored else _joined_weight(linear)
+
+
 def _joined_weight(parts: Sequence[nn.Linear]) -> Tensor:
     """Return the weights above one another; the weight of a single part without a copy."""
     weights = [part.weight.detach() for part in parts]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
-def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
+def _joined_bias(parts: Sequence[nn.Linear | StoredLinear | Int8Linear]) -> Tensor | None:
     """Return the biases side by side; None for parts without them."""
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     return torch.cat(biases) if biases else None
