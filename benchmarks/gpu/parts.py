@@ -44,8 +44,9 @@ _NAMES = (
 )
 SHAPES: dict[str, tuple[str, tuple[int, ...], bool]] = {
     # Family, sizes, and whether embeddings are tied.
-    "7b": ("llama", (32000, 4096, 11008, 32, 32, 32, 4096), False),
+    # Llama-3-8B, and two of Qwen2.5-Coder.
     "8b": ("llama", (128256, 4096, 14336, 32, 32, 8, 17408), False),
+    "7b": ("qwen2", (152064, 3584, 18944, 28, 28, 4, 17408), False),
     "1.5b": ("qwen2", (151936, 1536, 8960, 28, 12, 2, 17408), True),
     "tiny": ("llama", (300, 64, 128, 2, 4, 4, 512), False),
     "tiny-gqa": ("qwen2", (300, 64, 128, 2, 4, 2, 512), True),
@@ -143,6 +144,14 @@ def random_model(name: str) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def model_in_shape(name: str, small: str | None) -> Any:
+    """A random model, or one that answers as the model in the folder `small`."""
+    if small is None:
+        return random_model(name)
+    read = transformers.AutoModelForCausalLM.from_pretrained(small, dtype=DTYPE)
+    return widen(read.to(DEVICE), SHAPES[name][1][1:-1])
+
+
 def copy_rate() -> float:
     """Bytes per second of a copy on the device, bytes read and written both counted."""
     source = torch.zeros(2 * CACHE_BYTES, dtype=torch.uint8, device=DEVICE)
@@ -153,14 +162,10 @@ def copy_rate() -> float:
 def make(name: str, folder: str, small: str | None = None) -> None:
     """Save a model: random, with a tokenizer whose every token is a word, or one that answers as
     the model in the folder `small`."""
-    if small is None:
-        model, seconds = timed(partial(random_model, name))
-        tokenizer = words(model.config.vocab_size)
-    else:
+    model, seconds = timed(partial(model_in_shape, name, small))
+    tokenizer = words(model.config.vocab_size)
+    if small is not None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(small)
-        read = transformers.AutoModelForCausalLM.from_pretrained(small, dtype=DTYPE)
-        sizes = SHAPES[name][1][1:-1]
-        model, seconds = timed(partial(widen, read.to(DEVICE), sizes))
     show({"made_seconds": round(seconds, 1)})
     _, seconds = timed(partial(model.save_pretrained, folder))
     tokenizer.save_pretrained(folder)
@@ -188,7 +193,7 @@ def load(folder: str) -> None:
     show({"notices": decoder.executor.notices})
     prompt = [7 * i % 200 for i in range(64)]
     one, seconds = timed(partial(answer, decoder, prompt, 1))
-    show({"first_token_seconds": round(seconds, 3), "tokens": one})
+    show({"first_token_seconds": round(seconds, 3), "tokens": len(one)})
     _, seconds = timed(partial(answer, decoder, prompt, 32))
     show({"next_32_seconds": round(seconds, 3), "captured": decoder.executor.graphs_made})
     show({"with_graphs": memory()})
@@ -199,11 +204,38 @@ def decoder_for(model: Any, capture: Capture | None = again if REHEARSAL else No
     return load_decoder(model, cuda_graphs=True, capture=capture)
 
 
-def answer(decoder: Decoder, prompt: Sequence[int], new: int) -> int:
-    """Decode plainly; how many tokens there are."""
-    strategy = make_strategy("autoregressive", LookaheadConfig())
-    events = decoder.generate(prompt, strategy, None, Limits(new))
-    return sum(len(event.tokens) for event in events if isinstance(event, Step))
+def answer(
+    decoder: Decoder, prompt: Sequence[int], new: int, strategy: str = "autoregressive"
+) -> list[int]:
+    """The tokens of an answer."""
+    chosen = make_strategy(strategy, LookaheadConfig())
+    events = decoder.generate(prompt, chosen, None, Limits(new))
+    steps = [event for event in events if isinstance(event, Step)]
+    return [token.id for step in steps for token in step.tokens]
+
+
+def invariance(name: str, small: str | None = None) -> None:
+    """Texts by lookahead that equal those of plain decoding, without and with --batch-invariant."""
+    model, draw = model_in_shape(name, small), random.Random(0)
+    texts, new = (2, 8) if REHEARSAL else (14, 128)
+    vocabulary = model.config.vocab_size
+    prompts = [[draw.randrange(vocabulary) for _ in range(64)] for _ in range(texts)]
+    for attention in ("auto", "invariant"):
+        # On a CPU it does not read masks of captured steps.
+        decoder = load_decoder(model, attention=attention, cuda_graphs=not REHEARSAL)
+        found = {
+            "promised": decoder.batch_invariant,
+            "notices": decoder.executor.notices,
+            **{"texts": 0, "equal": 0, "plain_seconds": 0.0, "lookahead_seconds": 0.0},
+        }
+        for prompt in prompts:
+            plain, took = timed(partial(answer, decoder, prompt, new))
+            found["plain_seconds"] += round(took, 3)
+            ahead, took = timed(partial(answer, decoder, prompt, new, "lookahead"))
+            found["lookahead_seconds"] += round(took, 3)
+            found["texts"] += 1
+            found["equal"] += plain == ahead
+            show({attention: found})
 
 
 def steps(name: str) -> None:
@@ -256,8 +288,8 @@ def steps(name: str) -> None:
 
 @torch.inference_mode()
 def products(name: str) -> None:
-    """Bare products with the weights of a layer and of the head: microseconds by rows, and the
-    share of a copy's bandwidth at which a single row reads the weight."""
+    """Products with the weights of a layer and of the head, by torch and by Triton's tiles:
+    microseconds by rows, and the shares of a copy's bandwidth at which they read the weight."""
     _, (vocabulary, hidden, inner, _, heads, kv_heads, _), _ = SHAPES[name]
     size, rate = hidden // heads, copy_rate()
     capture = again if REHEARSAL else GraphCapture(DEVICE)
@@ -271,26 +303,39 @@ def products(name: str) -> None:
     for what, (outputs, inputs) in weights.items():
         count = outputs * inputs * DTYPE.itemsize
         # One after the other they come from memory, as in a step.
-        copies = [
+        several = [
             torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE)
             for _ in range(1 if REHEARSAL else max(CACHE_BYTES // count, 1) + 1)
         ]
-        times = {}
-        for rows in WIDTHS:
-            x = torch.randn(rows, inputs, device=DEVICE, dtype=DTYPE)
-            # A launch takes the host longer than a small product the device.
-            work = capture(partial(_pass, copies, x))
-            times[rows] = 1e6 * statistics.median(burst(work, REPEATS)) / len(copies)
-        figures = {
-            "microseconds": {rows: round(time, 1) for rows, time in times.items()},
-            "share_of_copy": round(1e6 * count / times[1] / rate, 3),
-        }
-        show({what: figures})
+        for way, calls in _ways(several).items():
+            times = {}
+            for rows in WIDTHS:
+                x = torch.randn(rows, inputs, device=DEVICE, dtype=DTYPE)
+                # A launch takes the host longer than a small product the device.
+                work = capture(partial(_pass, calls, x))
+                times[rows] = statistics.median(burst(work, REPEATS)) / len(several)
+            figures = {
+                "microseconds": {rows: round(1e6 * time, 1) for rows, time in times.items()},
+                "shares_of_copy": {w: round(count / t / rate, 3) for w, t in times.items()},
+            }
+            show({f"{what}, {way}": figures})
 
 
-def _pass(weights: Sequence[torch.Tensor], x: torch.Tensor) -> None:
-    for weight in weights:
-        F.linear(x, weight)
+def _ways(weights: Sequence[torch.Tensor]) -> dict[str, list[Callable[[torch.Tensor], Any]]]:
+    """What multiplies with each weight: the library, and on a GPU our own tiles of each size."""
+    ways: dict[str, Any] = {"library": [partial(F.linear, weight=weight) for weight in weights]}
+    if not REHEARSAL:
+        from ladecli.decoder.backends.triton_product import BLOCKS, SkinnyProduct
+
+        own = [SkinnyProduct(weight, None, alike=True) for weight in weights]
+        for block in BLOCKS:
+            ways[f"tiles of {block}"] = [partial(each.by_tiles, block=block) for each in own]
+    return ways
+
+
+def _pass(calls: Sequence[Callable[[torch.Tensor], Any]], x: torch.Tensor) -> None:
+    for call in calls:
+        call(x)
 
 
 @torch.no_grad()
@@ -344,7 +389,7 @@ def profile(launch: Work) -> list[list[Any]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("part", choices=["make", "load", "steps", "products"])
+    parser.add_argument("part", choices=["make", "load", "steps", "products", "invariance"])
     parser.add_argument("arguments", nargs="*")
     given = parser.parse_args()
     globals()[given.part](*given.arguments)

@@ -22,13 +22,15 @@ pytestmark = pytest.mark.skipif(not GPU.is_dir(), reason="benchmarks are not par
 @pytest.mark.slow
 def test_products_and_steps_are_measured(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.syspath_prepend(GPU)
-    for part in ("products", "steps"):
+    for part in ("invariance", "products", "steps"):
         monkeypatch.setattr(sys, "argv", [str(GPU / "parts.py"), "--rehearse", part, "tiny"])
         runpy.run_path(sys.argv[0], run_name="__main__")
     figures: dict[str, Any] = {}
     for line in capsys.readouterr().out.splitlines():
         figures |= json.loads(line)
-    assert figures["head"]["microseconds"]["8"] > 0
+    assert figures["invariant"]["promised"]
+    assert figures["invariant"]["equal"] == figures["invariant"]["texts"] == 2
+    assert figures["head, library"]["microseconds"]["8"] > 0
     for name in ("device_ms", "whole_ms", "drawn_ms"):
         assert figures["context 100"][name]["8"] > 0
 

@@ -170,3 +170,20 @@ def test_attention_is_compiled_in_threads(tmp_path: Any, monkeypatch: Any) -> No
     torch.cuda.synchronize()
     assert time.perf_counter() - start < 0.5
     assert choose_backend("auto", GPU, HALF) == "triton"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1536, 8960), (1000, 600)])
+@torch.inference_mode()
+def test_a_row_of_a_product_is_the_same_among_others(
+    outputs: int, inputs: int, dtype: torch.dtype
+) -> None:
+    from ladecli.decoder.backends.triton_product import BLOCKS, SkinnyProduct
+
+    product = SkinnyProduct(randn(outputs, inputs, dtype=dtype), None, alike=True)
+    x = randn(300, inputs, dtype=dtype, seed=1)
+    alone = torch.cat([product(row[None]) for row in x])
+    assert error(alone, x.float() @ product.weight.float().T) < 1e-2
+    for width in (1, 2, 3, 5, 8, 16, 17, 33, 64, 128, 300):
+        for product.block in BLOCKS:
+            assert torch.equal(product(x[:width]), alone[:width]), (width, product.block)

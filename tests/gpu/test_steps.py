@@ -71,6 +71,20 @@ def test_captured_steps_in_half_precision(family: str, attention: str) -> None:
         assert ids_of(run(decoder, prompt)) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
+def test_batch_invariant_steps_give_the_text_of_plain_ones(family: str, dtype: torch.dtype) -> None:
+    decoder = captured(on_gpu(family, dtype), attention="invariant")
+    assert decoder.batch_invariant
+    for sampling in (None, SAMPLED):
+        for length in (5, 40, 60):
+            prompt = prompt_for(family, length)
+            expected = ids_of(run(decoder, prompt, sampling=sampling, limits=Limits(60)))
+            limits = Limits(60)
+            found = run(decoder, prompt, "lookahead", CONFIG, sampling, limits)
+            assert ids_of(found) == expected
+
+
 def test_joined_weights_and_chunks() -> None:
     model, prompt = on_gpu("qwen3"), prompt_for("qwen3", 150)
     expected = ids_of(run(eager(model), prompt))
