@@ -196,11 +196,11 @@ class TreeSearch:
 def _drawn(ranked: Ranked, sampling: SamplingConfig, position: int, floor: float) -> Ranked:
     """Return the successors whose probabilities to be drawn at a position exceed `floor`, best
     first."""
-    tokens, estimates = [token for _, token, _ in ranked], [p for p, _, _ in ranked]
+    estimates, tokens, _ = zip(*ranked, strict=True) if ranked else ((), (), ())
     drawn = drawn_probabilities(sampling, tokens, estimates, position)
     likely = [
-        (probability, token, kind)
-        for probability, (_, token, kind) in zip(drawn, ranked, strict=True)
+        (probability, *successor[1:])
+        for probability, successor in zip(drawn, ranked, strict=True)
         if probability > floor
     ]
     likely.sort(reverse=True)
