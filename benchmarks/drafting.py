@@ -31,7 +31,7 @@ from common import argument_parser, print_head, print_row, save
 
 import ladecli
 from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig
-from ladecli.decoder.drafting.ngram_model import CONTEXTS, SAMPLED_SUCCESSORS
+from ladecli.decoder.drafting.constants import CONSTANTS
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Step
 from ladecli.decoder.step_cost import StepCost
@@ -106,11 +106,11 @@ def full_memory() -> tuple[float, float]:
     rng, store, process = random.Random(0), DraftStore(), psutil.Process()
     began, sizes = process.memory_info().rss, []
     for _ in range(2):
-        for _ in range(4 * CONTEXTS // 32):
+        for _ in range(4 * CONSTANTS.max_contexts // 32):
             text = rng.choices(range(IDS), k=32)
             store.context.begin(text)
             for end in range(4, len(text)):
-                tokens = rng.choices(range(IDS), k=SAMPLED_SUCCESSORS)
+                tokens = rng.choices(range(IDS), k=CONSTANTS.sampled_successors)
                 store.model.recycle(text[:end], TokenTree(), [dict.fromkeys(tokens, rng.random())])
         sizes.append((process.memory_info().rss - began) / 1e6)
     return sizes[0], sizes[1]

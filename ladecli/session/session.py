@@ -11,7 +11,7 @@ from typing import Any
 from ..decoder.backends.load import load_decoder
 from ..decoder.backends.prefixes import Prefixes
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ..decoder.drafting.sources import MAX_CORPUS
+from ..decoder.drafting.constants import CONSTANTS
 from ..decoder.drafting.store import DraftStore
 from ..decoder.executor import Executor
 from ..decoder.sampling import LogitsProcessor
@@ -153,7 +153,7 @@ class Session:
         if lasting and ids not in self._draft_texts:
             self._draft_texts.append(ids)
             # Only the newest texts are kept; an editor may send hundreds of versions.
-            while sum(map(len, self._draft_texts[1:])) > MAX_CORPUS:
+            while sum(map(len, self._draft_texts[1:])) > CONSTANTS.max_corpus:
                 del self._draft_texts[0]
         self.add_draft_ids(ids if lasting else ids[: self.decoder.max_context])
         return len(ids)

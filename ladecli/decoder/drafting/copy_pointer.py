@@ -21,35 +21,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LENGTHS = (5, 8, 16, 32)
-"""The classes of copied passages, by the number of copied tokens at which each class begins."""
-RESUMED, HELD, SUBSTITUTED, INSERTED, REPLACED = range(len(LENGTHS), len(LENGTHS) + 5)
-"""The other classes, about edits.  `RESUMED`: after an edit, one token agrees with a token behind
-it.  `HELD`: two or more agree, or the first one that was expected.  `SUBSTITUTED` and
-`INSERTED`: none agrees yet; the text may go on as if each token of the edit replaced one, or as if
-all were inserted.  `REPLACED`: an edit that was made before comes again."""
-PRIORS = (0.55, 0.7, 0.85, 0.95, 0.6, 0.9, 0.4, 0.15, 0.7)
-"""By class, the probability that the next token is as expected, assumed before any trial."""
-PRIOR_TRIALS = 8.0
-"""The weight of this assumption, as a number of trials."""
-RECORD_DECAY = 0.98
-"""The factor by which a class's record decays with each trial."""
-CERTAIN = LENGTHS[0]
-"""If this many tokens agree after an edit, the passage is found again."""
-TRUSTED = 16
-"""A passage of at least this many copied tokens is remembered across an edit.  When chats and edits
-were replayed without a model, 8 gave 1 % fewer tokens per step in chats, and 32 a quarter fewer in
-edits."""
-REACH = 8
-"""The most tokens by which an edit may shorten the passage."""
-LOST = 32
-"""An edit with this many tokens ends the search for the rest of the passage."""
-AHEAD = 96
-"""The most tokens of a passage that are proposed at once."""
-MAX_EDITS = 64
-"""The most edits that are remembered; the oldest are dropped first."""
-LONGEST_EDIT = 32
-"""An edit that removes or adds more tokens than this is not expected again."""
+from .constants import CONSTANTS
+
+_LENGTHS = CONSTANTS.passage_lengths
+RESUMED, HELD, SUBSTITUTED, INSERTED, REPLACED = range(len(_LENGTHS), len(_LENGTHS) + 5)
+"""The classes about edits; those before them are of passages, by length.  `RESUMED`: after an edit,
+one token agrees with a token behind it.  `HELD`: two or more agree, or the first one that was
+expected.  `SUBSTITUTED` and `INSERTED`: none agrees yet; the text may go on as if each token of the
+edit replaced one, or as if all were inserted.  `REPLACED`: an edit that was made before comes
+again."""
 
 
 class RepeatedSpan(NamedTuple):
@@ -79,7 +59,8 @@ class CopyPointer:
     """
 
     def __init__(self) -> None:
-        self.hits, self.trials = [0.0] * len(PRIORS), [0.0] * len(PRIORS)
+        classes = len(CONSTANTS.passage_priors)
+        self.hits, self.trials = [0.0] * classes, [0.0] * classes
         self._edits: dict[int, Edit] = {}  # by the first token that they replaced
         self.lose()
 
@@ -95,7 +76,7 @@ class CopyPointer:
     @property
     def length(self) -> int:
         """How many tokens were copied, also before the last edit; 0 if too few were since then."""
-        return self.copied + self._trust if self.copied >= CERTAIN else 0
+        return self.copied + self._trust if self.copied >= CONSTANTS.least_repeat else 0
 
     @property
     def uncertain(self) -> bool:
@@ -110,24 +91,24 @@ class CopyPointer:
     def gives_way(self, length: int) -> bool:
         """Return whether a passage of which `length` tokens were copied is more probable."""
         if self._since is not None:
-            return length >= LENGTHS[-1]
+            return length >= _LENGTHS[-1]
         return length > self.length
 
     def expect(self, place: int, end: int) -> None:
         """Expect the text to begin like a passage, perhaps after some words of its own."""
         self.lose()
-        self._edit, self._end, self._trust, self._since = place, end, TRUSTED, []
+        self._edit, self._end, self._trust, self._since = place, end, CONSTANTS.trusted_length, []
 
     def follow(self, token: int, corpus: Sequence[int]) -> None:
         """Compare the next token of the text with what is expected, and move on."""
         if self._since is None:
             if not self.copied or self._goes_on(token, corpus):
                 return
-            if self.length < TRUSTED or self._next >= self._end:
+            if self.length < CONSTANTS.trusted_length or self._next >= self._end:
                 self.lose()
                 return
-            self._edit, self._trust, self._since = self._next, min(self.length, LENGTHS[-1]), []
-            self._pending = []
+            self._edit, self._trust = self._next, min(self.length, _LENGTHS[-1])
+            self._since, self._pending = [], []
         else:
             for group, place in self._guesses():
                 self._record(group, corpus[place] == token)
@@ -162,7 +143,9 @@ class CopyPointer:
 
     def span(self, corpus: Sequence[int], place: int, end: int, length: int) -> RepeatedSpan:
         """Return the continuation of a passage of which `length` tokens were copied."""
-        return RepeatedSpan(corpus[place : min(end, place + AHEAD)], self._ladder(length))
+        return RepeatedSpan(
+            corpus[place : min(end, place + CONSTANTS.max_proposed)], self._ladder(length)
+        )
 
     def spans(self, corpus: Sequence[int]) -> list[RepeatedSpan]:
         """Return the continuations that are expected, the most probable one first."""
@@ -173,8 +156,8 @@ class CopyPointer:
             edited = self._with_edits(self._next, corpus, usual.probabilities)
             return [edited] if edited.tokens == usual.tokens else [edited, usual]
         # The first token may agree by chance, so trust grows with each further one.
-        later = [self.probability(HELD)] * (CERTAIN - 1 - self.copied)
-        later += self._ladder(CERTAIN + self._trust)
+        later = [self.probability(HELD)] * (CONSTANTS.least_repeat - 1 - self.copied)
+        later += self._ladder(CONSTANTS.least_repeat + self._trust)
         return [
             self._with_edits(place, corpus, [self.probability(group), *later])
             for group, place in self._guesses()
@@ -191,7 +174,7 @@ class CopyPointer:
         self, place: int, corpus: Sequence[int], ladder: Sequence[float]
     ) -> RepeatedSpan:
         """Return the passage from a place on, with the edits that are expected in it."""
-        passage = corpus[place : min(self._end, place + AHEAD)]
+        passage = corpus[place : min(self._end, place + CONSTANTS.max_proposed)]
         if self._edits.keys().isdisjoint(passage):
             return RepeatedSpan([*self._pending, *passage], ladder)
         tokens, edited, end = [*self._pending], list[int](), place + len(passage)
@@ -211,8 +194,8 @@ class CopyPointer:
 
     def probability(self, group: int) -> float:
         """Return the probability that the next token is as expected, for a class."""
-        hits = self.hits[group] + PRIOR_TRIALS * PRIORS[group]
-        return hits / (self.trials[group] + PRIOR_TRIALS)
+        hits = self.hits[group] + CONSTANTS.passage_prior_trials * CONSTANTS.passage_priors[group]
+        return hits / (self.trials[group] + CONSTANTS.passage_prior_trials)
 
     def _guesses(self) -> list[tuple[int, int]]:
         """Return class and place of each token of the passage that may come next in an edit."""
@@ -230,7 +213,7 @@ class CopyPointer:
         since, edit = self._since, self._edit
         assert since is not None
         self.copied, straight = 0, edit + len(since) - 1  # if each replaced one
-        for place in range(edit, min(straight + 1 + REACH, self._end)):
+        for place in range(edit, min(straight + 1 + CONSTANTS.max_shortening, self._end)):
             agree = 0
             while (
                 agree < len(since)
@@ -241,10 +224,10 @@ class CopyPointer:
             nearer = abs(place - straight) < abs(self._next - 1 - straight)
             if agree > self.copied or (agree and agree == self.copied and nearer):
                 self.copied, self._next = agree, place + 1
-        if self.copied >= CERTAIN:
+        if self.copied >= CONSTANTS.least_repeat:
             self._remember(corpus)
             self._since = None
-        elif len(since) >= LOST:
+        elif len(since) >= CONSTANTS.max_search:
             self.lose()
 
     def _remember(self, corpus: Sequence[int]) -> None:
@@ -255,25 +238,25 @@ class CopyPointer:
         if not old:  # an insertion is remembered by the token after it
             old = (corpus[resumed],)
             new += old
-        if new and max(len(old), len(new)) <= LONGEST_EDIT:
+        if new and max(len(old), len(new)) <= CONSTANTS.longest_edit:
             self._edits.pop(old[0], None)
             self._edits[old[0]] = Edit(old, new)
-            if len(self._edits) > MAX_EDITS:
+            if len(self._edits) > CONSTANTS.max_edits:
                 del self._edits[next(iter(self._edits))]
 
     def _ladder(self, length: int) -> list[float]:
         """Return the probabilities of the next tokens after `length` copied ones."""
         ladder: list[float] = []
-        for longest in LENGTHS[1:]:
+        for longest in _LENGTHS[1:]:
             if longest > length:
                 ladder += [self.probability(_length_class(length))] * (longest - length)
                 length = longest
         return [*ladder, self.probability(_length_class(length))]
 
     def _record(self, group: int, agrees: bool) -> None:
-        self.hits[group] = self.hits[group] * RECORD_DECAY + agrees
-        self.trials[group] = self.trials[group] * RECORD_DECAY + 1.0
+        self.hits[group] = self.hits[group] * CONSTANTS.passage_decay + agrees
+        self.trials[group] = self.trials[group] * CONSTANTS.passage_decay + 1.0
 
 
 def _length_class(length: int) -> int:
-    return max(sum(length >= shortest for shortest in LENGTHS) - 1, 0)
+    return max(sum(length >= shortest for shortest in _LENGTHS) - 1, 0)

@@ -21,6 +21,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ..tree import TokenTree
+from .constants import CONSTANTS
 
 Row: TypeAlias = dict[int, float]
 Table: TypeAlias = dict[int, Row]
@@ -36,34 +37,8 @@ TOKEN_BITS = 20
 TOKEN = (1 << TOKEN_BITS) - 1
 WINDOW = 1 << TOKEN_BITS
 """A flag on counted tokens that were last seen in the window's n-grams, not in the text."""
-WINDOW_WEIGHT = 0.25
-"""The count of a token in these n-grams; a token in the text counts 1."""
 MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))
 """By length, the bits of a context that short."""
-CONTEXTS = 1 << 16
-"""The most contexts in a table; the oldest are dropped first."""
-MAX_SUCCESSORS = 6
-"""The most successors of a context; further ones cost time and are hardly ever right."""
-MAX_CHILDREN = 8
-"""The most children of a tree node."""
-SAMPLED_SUCCESSORS = 32
-"""The number of the model's successors that are kept if tokens are drawn: a rare one may come.  At
-temperature 1 a third of the drawn tokens are none of the best 12, and 32 give 5 % more tokens per
-step for about a tenth more of the host's time."""
-PRIOR_SUCCESSORS = 64
-"""The number of tokens in the prior."""
-PRIOR_ROWS = 12
-"""The prior learns this many rows at once, since ranking takes time."""
-PRIOR_DECAY = 0.95
-"""The decay of the prior for each row that it learns."""
-DECAY = 0.7
-"""The decay of a context's counts when a new token is counted."""
-NEGLIGIBLE = 0.2
-"""Shorter contexts are not looked up if they can share at most this much probability."""
-DISCOUNTS = (0.0, 8.0, 4.0, 2.0, 1.0)
-"""By length of context, the sum of counts that gets half of the probability left."""
-MODEL_SHARES = (0.0, 0.65, 0.7, 0.8, 0.95)
-"""By length of context, the share of the model's successors in the probability left."""
 
 # Each prediction has a kind of evidence.  How often predictions of a kind come true is recorded,
 # and corrects the probabilities of later ones.
@@ -79,12 +54,6 @@ FORCED = KINDS
 """The kind of the only token that a grammar allows."""
 SOURCE_OF_KIND = ("context", *EVIDENCE * (ORDER + 1), "forced")
 """By kind, the source that is shown for a draft token."""
-CALIBRATION_DECAY = 0.98
-"""The decay of a kind's record with each trial."""
-CALIBRATION_PRIOR = 2.0
-"""The number of expected hits that counts as much as having no record."""
-MAX_CALIBRATION = 3.0
-"""The largest factor by which a record raises probabilities."""
 
 
 def pack(tokens: Sequence[int]) -> int:
@@ -126,7 +95,7 @@ class NgramModel:
             first: the index in each text of the first token to count.
             window: whether the texts are n-grams of the lookahead window.
         """
-        weight, flag = (WINDOW_WEIGHT, WINDOW) if window else (1.0, 0)
+        weight, flag = (CONSTANTS.window_weight, WINDOW) if window else (1.0, 0)
         for text in texts:
             context = pack(text[:first])
             for index in range(first, len(text)):
@@ -134,10 +103,10 @@ class NgramModel:
                 for order in range(1, min(index, ORDER) + 1):
                     counts = self.counts[order].setdefault(context & MASKS[order], {})
                     for known in counts:
-                        counts[known] *= DECAY
+                        counts[known] *= CONSTANTS.count_decay
                     # The token may have the other flag, if it was last seen elsewhere.
                     before = counts[key] if key in counts else counts.pop(key ^ WINDOW, 0.0)
-                    if not before and len(counts) >= MAX_SUCCESSORS:
+                    if not before and len(counts) >= CONSTANTS.max_successors:
                         del counts[min(counts, key=counts.__getitem__)]
                     counts[key] = before + weight
                 context = (context << TOKEN_BITS | text[index]) & MASKS[ORDER]
@@ -164,18 +133,18 @@ class NgramModel:
         _forget_oldest(self.model_successors)
 
     def _learn_prior(self, rows: Sequence[Row]) -> None:
-        """Add rows to the prior, `PRIOR_ROWS` or more at a time."""
+        """Add rows to the prior, `prior_rows` or more at a time."""
         self._new_rows += rows
-        if len(self._new_rows) < (PRIOR_ROWS if self.prior else 1):
+        if len(self._new_rows) < (CONSTANTS.prior_rows if self.prior else 1):
             return
-        kept = PRIOR_DECAY ** len(self._new_rows)
+        kept = CONSTANTS.prior_decay ** len(self._new_rows)
         prior = {token: probability * kept for token, probability in self.prior.items()}
         for row in self._new_rows:
             for token, probability in row.items():
-                prior[token] = prior.get(token, 0.0) + (1.0 - PRIOR_DECAY) * probability
+                prior[token] = prior.get(token, 0.0) + (1.0 - CONSTANTS.prior_decay) * probability
         self._new_rows.clear()
         ranked = sorted(prior.items(), key=itemgetter(1), reverse=True)
-        self.prior = dict(ranked[:PRIOR_SUCCESSORS])
+        self.prior = dict(ranked[: CONSTANTS.prior_successors])
 
     def look_up(self, context: int, floor: float = 0.0, repeated: Repeated = ()) -> Ranked:
         """Return the successors of a packed context whose probabilities exceed `floor`.
@@ -188,7 +157,8 @@ class NgramModel:
         calibration, left, last = self._calibration, 1.0, context & TOKEN
         if not repeated and last not in self.model_successors[1] and last not in self.counts[1]:
             # The last token is new.
-            prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
+            most = CONSTANTS.max_children if floor else None
+            prior = islice(self.prior.items(), most)
             return _exceeding(floor, prior, 1.0, self._calibration[PRIOR], PRIOR)
         probabilities: Row = {}
         kinds: dict[int, int] = {}
@@ -203,9 +173,9 @@ class NgramModel:
         for mask, model_successors, counts, order in levels:
             # The model's successors take their share first.
             if (row := model_successors.get(context & mask)) is not None:
-                kind, unit = 3 * order + 3, left * MODEL_SHARES[order]
+                kind, unit = 3 * order + 3, left * CONSTANTS.model_shares[order]
                 left -= unit
-                if left <= NEGLIGIBLE and not probabilities:  # the common case, made fast
+                if left <= CONSTANTS.negligible and not probabilities:  # the common case, made fast
                     return _exceeding(floor, row.items(), unit, calibration[kind], kind)
                 for token, probability in row.items():
                     probabilities[token] = probabilities.get(token, 0.0) + unit * probability
@@ -213,13 +183,13 @@ class NgramModel:
             # Counted tokens come next; shorter contexts share what is left.
             if (row := counts.get(context & mask)) is not None:
                 total = sum(row.values())
-                unit = left / (total + DISCOUNTS[order])
+                unit = left / (total + CONSTANTS.discounts[order])
                 left -= unit * total
                 for key, count in row.items():
                     token = key & TOKEN
                     probabilities[token] = probabilities.get(token, 0.0) + unit * count
                     kinds.setdefault(token, 3 * order + 1 + (key >> TOKEN_BITS))
-            if left <= NEGLIGIBLE or left <= floor:
+            if left <= CONSTANTS.negligible or left <= floor:
                 break
         ranked = [
             (calibrated, token, kind)
@@ -244,14 +214,15 @@ class NgramModel:
             accepted: the accepted nodes of the tree, in order.
         """
         expected, hits, before = self.expected_hits, self.hits, self._calibration.copy()
+        decay, assumed = CONSTANTS.calibration_decay, CONSTANTS.calibration_prior
         for node, actual in zip((-1, *accepted), tokens, strict=False):  # -1: the current token
             for probability, token, kind in looked_up.get(node + 1, ()):
                 if REPEATED < kind < FORCED:
                     raw = probability / before[kind]
-                    expected[kind] = expected[kind] * CALIBRATION_DECAY + raw
-                    hits[kind] = hits[kind] * CALIBRATION_DECAY + (token == actual)
-                    record = (hits[kind] + CALIBRATION_PRIOR) / (expected[kind] + CALIBRATION_PRIOR)
-                    self._calibration[kind] = min(record, MAX_CALIBRATION)
+                    expected[kind] = expected[kind] * decay + raw
+                    hits[kind] = hits[kind] * decay + (token == actual)
+                    record = (hits[kind] + assumed) / (expected[kind] + assumed)
+                    self._calibration[kind] = min(record, CONSTANTS.max_calibration)
 
 
 def _exceeding(
@@ -268,7 +239,7 @@ def _exceeding(
 def _forget_oldest(tables: Sequence[Table]) -> None:
     """Drop the oldest contexts of large tables, a sixteenth at once, since that takes a pass."""
     for table in tables:
-        if len(table) > CONTEXTS:
-            excess = len(table) - CONTEXTS + CONTEXTS // 16
+        if len(table) > CONSTANTS.max_contexts:
+            excess = len(table) - CONSTANTS.max_contexts + CONSTANTS.max_contexts // 16
             for context in list(islice(table, excess)):
                 del table[context]

@@ -10,18 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..tree import TokenTree, common_prefix
-from .copy_pointer import CERTAIN, CopyPointer, RepeatedSpan
+from .constants import CONSTANTS
+from .copy_pointer import CopyPointer, RepeatedSpan
 from .ngram_model import ORDER, NgramModel, Row
 from .suffix_automaton import SuffixAutomaton
 
 BOUNDARY = -1
 """A token between texts in the corpus."""
-OVERLAP = 32
-"""If a text begins like the last one and then differs, this many tokens before the difference are
-added to the corpus again, so that passages across the difference are found."""
-MAX_CORPUS = 1 << 16
-"""If the corpus has more tokens than this when a text begins or is added, only the newest half as
-many are kept."""
 
 
 class Observation(NamedTuple):
@@ -82,7 +77,7 @@ class ContextSource(Source):
         self._forget_oldest()
         common = common_prefix(prompt, self._text)
         if common < len(self._text):
-            for token in (BOUNDARY, *prompt[max(common - OVERLAP, 0) : common]):
+            for token in (BOUNDARY, *prompt[max(common - CONSTANTS.overlap, 0) : common]):
                 self._extend(token)
             del self._text[common:]
         self._count(prompt)
@@ -112,7 +107,7 @@ class ContextSource(Source):
         if pointer.uncertain:
             # The text may also continue another passage than the one that is being edited.
             length, place = self.corpus.longest_match()
-            if length >= CERTAIN:
+            if length >= CONSTANTS.least_repeat:
                 spans.append(pointer.span(tokens, place, self._end_of(place), length))
         return spans
 
@@ -120,7 +115,7 @@ class ContextSource(Source):
         """Follow the longest passage that the end of the text repeats, unless the pointer follows
         a more probable one."""
         length, place = self.corpus.longest_match()
-        if length >= CERTAIN and self.pointer.gives_way(length):
+        if length >= CONSTANTS.least_repeat and self.pointer.gives_way(length):
             self.pointer.start(place, self._end_of(place), length)
 
     def _end_of(self, place: int) -> int:
@@ -147,8 +142,8 @@ class ContextSource(Source):
         self._text = []
 
     def _forget_oldest(self) -> None:
-        if len(self.corpus) > MAX_CORPUS:
-            newest = self.corpus.tokens[-MAX_CORPUS // 2 :]
+        if len(self.corpus) > CONSTANTS.max_corpus:
+            newest = self.corpus.tokens[-CONSTANTS.max_corpus // 2 :]
             self.corpus, self._boundaries, self._text = SuffixAutomaton(), [], []
             self.pointer.lose()
             self._expected = None

@@ -6,18 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..window import NgramPool
+from .constants import CONSTANTS
 from .ngram_model import NgramModel
 from .sources import SOURCES, ContextSource
-
-LOSS_PER_TOKEN = 0.01
-"""The loss that drafts may cause for each token of text, in plain steps."""
-INITIAL_BALANCE = 2.0
-"""The initial allowance for exploratory drafts, in plain steps."""
-MAX_DEFICIT = 4.0
-"""How far the balance may fall below zero before drafts pause, in plain steps.  Drafts at a
-negative balance are expected to pay, and pausing them too early loses what they would bring."""
-MAX_WINDOW_DEFICIT = 0.75
-"""The same for the window, which pays later, if at all."""
 
 
 class SpeculationBudget:
@@ -25,15 +16,15 @@ class SpeculationBudget:
 
     A step that costs c plain steps and yields t tokens gains t - c.  If the cost curve is right,
     the first text of a session takes at most this much longer than plain decoding:
-    `LOSS_PER_TOKEN` for each token, `INITIAL_BALANCE`, `MAX_DEFICIT` and one step.  A text after
-    losses has no `INITIAL_BALANCE`.
+    `loss_per_token` for each token, `initial_balance`, `max_deficit` and one step.  A text after
+    losses has no `initial_balance`.
 
     Attributes:
         balance: what drafts have gained and may still lose, in plain steps.
     """
 
     def __init__(self) -> None:
-        self.balance = INITIAL_BALANCE
+        self.balance = CONSTANTS.initial_balance
 
     def begin(self) -> None:
         """Begin a text without the debt of earlier ones: a text of random tokens used to disable
@@ -43,7 +34,7 @@ class SpeculationBudget:
     @property
     def may_draft(self) -> bool:
         """Whether the next step may have candidates."""
-        return self.balance >= -MAX_DEFICIT
+        return self.balance >= -CONSTANTS.max_deficit
 
     @property
     def may_run_window(self) -> bool:
@@ -52,7 +43,7 @@ class SpeculationBudget:
         When the window could use up the whole deficit, and so stop all drafts, the demo made 1.14
         tokens per step with all sources on a CPU, instead of 1.34 to 1.41.
         """
-        return self.balance >= -MAX_WINDOW_DEFICIT
+        return self.balance >= -CONSTANTS.max_window_deficit
 
     @property
     def may_explore(self) -> bool:
@@ -61,7 +52,7 @@ class SpeculationBudget:
 
     def update(self, tokens: int, cost: float) -> None:
         """Account for a step that yielded `tokens` for `cost` plain steps."""
-        self.balance += tokens * (1.0 + LOSS_PER_TOKEN) - cost
+        self.balance += tokens * (1.0 + CONSTANTS.loss_per_token) - cost
 
 
 class DraftStore:

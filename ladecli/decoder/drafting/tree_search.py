@@ -21,11 +21,11 @@ from ..grammar import Grammar
 from ..noise import drawn_probabilities
 from ..step_cost import CostCurve
 from ..tree import ROOT, TokenTree
+from .constants import CONSTANTS
 from .copy_pointer import RepeatedSpan
 from .ngram_model import (
     FORCED,
     MASKS,
-    MAX_CHILDREN,
     ORDER,
     REPEATED,
     SOURCE_OF_KIND,
@@ -39,14 +39,6 @@ Entry: TypeAlias = tuple[float, int, int, int | None]
 """Probability, order, node, and the index of its best successor that is not in the tree; None
 before its successors are looked up.  Of equally probable entries the oldest has the highest order.
 """
-
-OPTIMISM = 0.5
-"""The assumed probability of the best child of a node that was not looked up yet.  At 1.0 trees
-took a third longer to build, and no more of them was accepted."""
-EXPLORATION = 1.5
-"""The worth of a node in relation to its probability to be accepted; more than 1, because its
-logits teach something in any case.  By the cost curves of two processors a text took up to 2 % more
-time at 1.0, and 2.5 % at 2.0."""
 
 
 class TreeSearch:
@@ -86,8 +78,8 @@ class TreeSearch:
         self,
         depth: int,
         curve: CostCurve,
-        exploration: float = EXPLORATION,
-        children: int = MAX_CHILDREN,
+        exploration: float = CONSTANTS.exploration,
+        children: int = CONSTANTS.max_children,
     ) -> TokenTree:
         """Search, and cut the tree to the size with the most expected tokens for its cost.
 
@@ -96,7 +88,7 @@ class TreeSearch:
         Args:
             depth: the depth of the deepest node.
             curve: what a step costs by the number of nodes, up to the most that it may have.
-            exploration: see `EXPLORATION`.
+            exploration: see `exploration`.
             children: the most children of a node; 1 for a chain.
         """
         if depth < 1:
@@ -150,7 +142,7 @@ class TreeSearch:
             if expected >= best * cost[size]:
                 best, best_size = expected / cost[size], size
             # The new node joins the frontier, if its successors can still be worth it.
-            hope = probability if kind == FORCED else probability * OPTIMISM
+            hope = probability if kind == FORCED else probability * CONSTANTS.optimism
             if len(path) < depth and hope > floor:
                 contexts[size] = (contexts[node] << TOKEN_BITS | token) & MASKS[ORDER]
                 newest -= 1
@@ -173,7 +165,7 @@ class TreeSearch:
             ranked = [successor for successor in ranked if successor[1] in allowed]
         if self._sampling is not None:
             ranked = _drawn(ranked, self._sampling, self._length + len(path), floor)
-        self.looked_up[node] = ranked = ranked[:MAX_CHILDREN]
+        self.looked_up[node] = ranked = ranked[: CONSTANTS.max_children]
         return ranked
 
     def _repeated(self, node: int) -> list[tuple[int, float]]:

@@ -8,16 +8,14 @@ is one of the sources, the window of Jacobi iterations runs beside the tree at i
 from __future__ import annotations
 
 from ..config import LookaheadConfig, SamplingConfig
-from ..drafting.ngram_model import MAX_CHILDREN, MAX_SUCCESSORS, SAMPLED_SUCCESSORS, Ranked
+from ..drafting.constants import CONSTANTS
+from ..drafting.ngram_model import Ranked
 from ..drafting.sources import Observation
 from ..drafting.store import DraftStore
-from ..drafting.tree_search import EXPLORATION, TreeSearch
+from ..drafting.tree_search import TreeSearch
 from ..step_cost import GRAIN, CostCurve
 from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..window import LookaheadWindow, WindowBlock
-
-PLAIN_STEPS_PER_LOOK = 4
-"""Only one of this many plain steps asks for successors, since ranking logits takes time."""
 
 
 class Lookahead(Strategy):
@@ -28,7 +26,7 @@ class Lookahead(Strategy):
         self._store = store
         named = store.sources.items()
         self._sources = [source for name, source in named if name in config.sources]
-        self._successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
+        self._successors = CONSTANTS.max_successors if "recycled" in config.sources else 0
         self._sampling: SamplingConfig | None = None  # None for greedy
         self._window: LookaheadWindow | None = None
         # Cost curves by the numbers that they depend on, which change in few steps.
@@ -43,7 +41,7 @@ class Lookahead(Strategy):
         config = self._config
         if not state.sampling.greedy:
             self._sampling = state.sampling
-            self._successors = SAMPLED_SUCCESSORS if self._successors else 0
+            self._successors = CONSTANTS.sampled_successors if self._successors else 0
         if "trajectory" in config.sources:
             self._window = LookaheadWindow(config.window, config.ngram, state.tokens)
         self._store.budget.begin()
@@ -79,15 +77,15 @@ class Lookahead(Strategy):
         tree = search.grow(
             room.depth if store.budget.may_draft else 0,
             curve,
-            EXPLORATION if explores else 1.0,
-            MAX_CHILDREN if room.branches else 1,
+            CONSTANTS.exploration if explores else 1.0,
+            CONSTANTS.max_children if room.branches else 1,
         )
         self._looked_up = search.looked_up
         successors = self._successors if limit > 1 else 0
         if window is None and not tree.tokens and curve.cost[-1] > curve.cost[0]:
             # A plain step, since no candidate pays.
             self._plain_steps += 1
-            if self._plain_steps % PLAIN_STEPS_PER_LOOK:
+            if self._plain_steps % CONSTANTS.plain_steps_per_look:
                 successors = 0
         width = base + len(tree.tokens)
         width = next((wider for wider in config.widths if wider >= width), width)

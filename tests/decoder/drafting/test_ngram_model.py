@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting import ngram_model
+from ladecli.decoder.drafting.constants import CONSTANTS
 from ladecli.decoder.drafting.copy_pointer import RepeatedSpan
 from ladecli.decoder.drafting.ngram_model import NgramModel, Ranked, Row, pack
 from ladecli.decoder.drafting.sources import BOUNDARY, Observation
@@ -41,7 +42,7 @@ def recycle(model: NgramModel, text: list[int], row: Row) -> None:
 
 
 def successors(model: NgramModel, *text: int) -> Ranked:
-    return model.look_up(pack(text))[: ngram_model.MAX_CHILDREN]
+    return model.look_up(pack(text))[: CONSTANTS.max_children]
 
 
 def best(model: NgramModel, *text: int) -> list[int]:
@@ -79,8 +80,7 @@ def random_model(rng: random.Random, vocabulary: int) -> NgramModel:
 
     def rows(count: int) -> list[Row]:
         drawn = [
-            dict.fromkeys(tokens(rng.randrange(ngram_model.MAX_SUCCESSORS + 1)))
-            for _ in range(count)
+            dict.fromkeys(tokens(rng.randrange(CONSTANTS.max_successors + 1))) for _ in range(count)
         ]
         return [{token: 0.5 / 2**i for i, token in enumerate(row)} for row in drawn]
 
@@ -111,23 +111,23 @@ def test_a_new_token_gets_evidence_from_other_new_tokens() -> None:
 
 def test_memory_is_bounded_and_the_oldest_goes() -> None:
     model = NgramModel()
-    tokens = range(ngram_model.CONTEXTS + 5000)
+    tokens = range(CONSTANTS.max_contexts + 5000)
     model.learn([tokens], 1)
     for start in range(0, len(tokens), 1000):
         some = tokens[start : start + 1000]
         tree = TokenTree(some, [ROOT] * len(some), [], [])
         model.recycle([7], tree, [{}, *({token + 1: 0.5} for token in some)])
     assert all(
-        len(table) <= ngram_model.CONTEXTS for table in (*model.counts, *model.model_successors)
+        len(table) <= CONSTANTS.max_contexts for table in (*model.counts, *model.model_successors)
     )
     for order in (1, ngram_model.ORDER):
         table = model.counts[order]
-        assert len(table) > 0.9 * ngram_model.CONTEXTS
+        assert len(table) > 0.9 * CONSTANTS.max_contexts
         assert pack(tokens[-1 - order : -1]) in table
         assert pack(tokens[:order]) not in table
     for successor in range(50):
         model.learn([[5, successor]], 1)
-    assert sorted(model.counts[1][5]) == [*range(50 - ngram_model.MAX_SUCCESSORS, 50)]
+    assert sorted(model.counts[1][5]) == [*range(50 - CONSTANTS.max_successors, 50)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -140,7 +140,7 @@ def test_probabilities_and_trees_keep_their_limits(seed: int) -> None:
         shares = [share for share, _, _ in ranked]
         assert shares == sorted(shares, reverse=True)
         assert all(share > 0.0 for share in shares)
-        assert len({token for _, token, _ in ranked}) == len(ranked) <= ngram_model.MAX_CHILDREN
+        assert len({token for _, token, _ in ranked}) == len(ranked) <= CONSTANTS.max_children
         assert all(0 <= kind < ngram_model.KINDS for _, _, kind in ranked)
     passage = [rng.randrange(1, 6) for _ in range(20)]
     starts = [rng.randrange(9) for _ in range(rng.randrange(3))]
@@ -155,7 +155,7 @@ def test_probabilities_and_trees_keep_their_limits(seed: int) -> None:
         assert parent < node
         assert tree.depths[node] == (1 if parent == ROOT else tree.depths[parent] + 1)
     assert all(
-        tree.parents.count(node) <= ngram_model.MAX_CHILDREN for node in range(ROOT, len(tree))
+        tree.parents.count(node) <= CONSTANTS.max_children for node in range(ROOT, len(tree))
     )
 
 

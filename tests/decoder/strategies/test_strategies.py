@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder.config import Limits, LookaheadConfig
-from ladecli.decoder.drafting.store import (
-    INITIAL_BALANCE,
-    LOSS_PER_TOKEN,
-    MAX_DEFICIT,
-    DraftStore,
-    SpeculationBudget,
-)
+from ladecli.decoder.drafting.constants import CONSTANTS
+from ladecli.decoder.drafting.store import DraftStore, SpeculationBudget
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
 from ladecli.decoder.strategy import Draft, Room, State, StepResult
@@ -141,5 +136,6 @@ def test_drafts_lose_no_more_than_the_budget(steps: list[tuple[int, float]]) -> 
         assert fair.may_explore
         written += tokens
         lost, worst = lost + cost - tokens, max(worst, cost - tokens)
-        allowed = INITIAL_BALANCE + MAX_DEFICIT + LOSS_PER_TOKEN * written
+        allowed = CONSTANTS.initial_balance + CONSTANTS.max_deficit
+        allowed += CONSTANTS.loss_per_token * written
         assert lost <= allowed + worst + 1e-9
