@@ -34,7 +34,7 @@ ALIKE_ROWS = 96
 CHECKED_AT_ONCE = 1 << 14
 """Numbers of a weight that are checked at once. Each copy of them stays in a processor's cache, and
 is too small for malloc to map pages for it, which takes most of the time of larger copies."""
-PIECE = 1 << 22
+PIECE = 1 << 23
 """Numbers of a weight that fbgemm packs at once in halves: it reads them column by column, and a
 cache must hold a line of each row.  A weight of 28 million takes half the time so."""
 PIECE_OF_INTEGERS = 1 << 13
