@@ -254,10 +254,10 @@ def _may_stay(planned: PlannedModel) -> bool:
     files, where = planned.files, planned.placement
     plain = getattr(planned.config, "quantization_config", None) is None and not planned.fp8_block
     here = bool(files.weights) and all(path.suffix == ".safetensors" for path in files.weights)
-    exact = where.own_int8 or (planned.dtype == torch.float32 and packs_halves())
+    exact = planned.dtype == torch.float32 and not where.packs and packs_halves()
     ours = where.device.kind == "cpu" and where.is_ours(planned.facts)
     own = own_code(planned.config, files.hub_options)
-    return plain and here and exact and ours and not files.adapters and not own
+    return plain and here and (exact or where.own_int8) and ours and not files.adapters and not own
 
 
 def _from_pretrained(planned: PlannedModel, **keywords: Any) -> tuple[Any, list[str]]:

@@ -34,7 +34,7 @@ ALIKE_ROWS = 96
 CHECKED_AT_ONCE = 1 << 14
 """The most numbers of a weight that are checked at once, so that copies stay in a processor's cache
 and are too small for malloc to map pages, which takes most of the time of larger copies."""
-PIECE = 1 << 22
+PIECE = 1 << 23
 """The numbers of a weight that fbgemm packs at once in halves: it reads them by column, and a cache
 must hold a line of each row.  This halves the time for a weight of 28 million numbers."""
 PIECE_OF_INTEGERS = 1 << 13
