@@ -117,8 +117,7 @@ def load_decoder(
         pack: whether weights on a CPU may be held twice, for speed.
         capture: captures work in place of CUDA graphs, on any device.
         on_layer: called with the number of layers whose weights are prepared, and that of all.
-        times: seconds of products on a GPU as measured before, by what they are and by rows; others
-            are measured and added.
+        times: known seconds of products on a GPU, to which others are added.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
