@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli.decoder.backends.attention import BACKENDS
+from ladecli.decoder.backends.attention import BACKENDS, choose_operations
 from ladecli.decoder.backends.facts import model_facts
 from ladecli.decoder.backends.load import decoder_of
 from ladecli.decoder.backends.triton_attention import triton_available
@@ -206,6 +206,15 @@ class Timed(products.SkinnyProduct):  # type: ignore[misc]
             raise RuntimeError("out of registers")
         Timed.now += abs(seconds)
         return super().by_library(x) * (1.0 if seconds > 0 else 1.1)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_gpu_has_an_attention_of_its_own_for_it(kernels: bool) -> None:
+    """It reads the length on the device, and steps fail rather than go on without it."""
+    chosen = choose_operations("invariant", torch.device("cuda"), torch.float16, kernels=kernels)
+    assert chosen.attend is attention.invariant_attention
+    assert chosen.reads_length
+    assert chosen.simpler is None
 
 
 def test_weights_in_half_precision_on_a_gpu_are_multiplied_so() -> None:
