@@ -95,7 +95,7 @@ class StepOptions(DeviceOptions):
         "Capture steps as CUDA graphs, or launch kernels one by one; default: on with a CUDA GPU."
     )
     batch_invariant: bool = model_option(
-        "CPU only: the logits of a token are bitwise identical, however many tokens a step has.",
+        "Bitwise identical logits of a token, however many tokens a step has; not tested on a GPU.",
         default=False,
     )
     kernels: bool = model_option(

@@ -111,6 +111,8 @@ def _effective(options: SessionOptions, planned: PlannedModel) -> tuple[SessionO
     if options.batch_invariant and (why := why_not_invariant(planned, options)) is not None:
         lines.append(f"--batch-invariant does nothing here: {why}")
         options = replace(options, batch_invariant=False)
+    elif options.batch_invariant and planned.device.kind == "cuda":
+        lines.append("--batch-invariant was tested in Triton's interpreter, not on a GPU")
     most, limit = planned.facts.most_context, options.max_context
     # A limit in the config file is for all models, so it may exceed this one's.
     if limit and limit > most and options.origins.get("max_context") != CONFIG_FILE:

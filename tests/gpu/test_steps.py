@@ -74,14 +74,14 @@ def test_captured_steps_in_half_precision(family: str, attention: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
 def test_batch_invariant_steps_give_the_text_of_plain_ones(family: str, dtype: torch.dtype) -> None:
-    decoder = captured(on_gpu(family, dtype), attention="invariant")
+    model = copy.deepcopy(on_gpu(family, dtype))
+    decoder = load_decoder(model, attention="invariant", cuda_graphs=True)
     assert decoder.batch_invariant
     for sampling in (None, SAMPLED):
         for length in (5, 40, 60):
             prompt = prompt_for(family, length)
             expected = ids_of(run(decoder, prompt, sampling=sampling, limits=Limits(60)))
-            limits = Limits(60)
-            found = run(decoder, prompt, "lookahead", CONFIG, sampling, limits)
+            found = run(decoder, prompt, "lookahead", CONFIG, sampling, Limits(60))
             assert ids_of(found) == expected
 
 

@@ -62,6 +62,14 @@ def test_a_load_measures_and_keeps_the_smaller_time_of_two(key: str, known: Know
     assert seconds[64] / seconds[1] == pytest.approx(2.0)
 
 
+def test_times_of_products_are_kept_beside_those_of_steps(key: str, known: Known) -> None:
+    known({1: 2.0})
+    with measured.times_of_products() as times:
+        times["a product"] = {1: 1e-5}
+    with measured.times_of_products() as times:
+        assert (times[key], times["a product"]) == ({1: 2.0}, {1: 1e-5})
+
+
 def test_drafts_are_few_or_many_by_the_costs_and_the_text_is_the_same(
     lade: Any, known: Known
 ) -> None:

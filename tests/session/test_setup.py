@@ -69,6 +69,27 @@ def test_the_choice_of_an_attention_backend(monkeypatch: pytest.MonkeyPatch) -> 
     assert name(GPU, "float32", attention="flash") == "flash"
 
 
+@pytest.mark.parametrize(
+    ("weights", "kernels", "line"),
+    [
+        ("bfloat16", True, "was tested in Triton's interpreter, not on a GPU"),
+        ("float32", True, "does nothing here: on a GPU it is for weights in bfloat16 or float16"),
+        ("float16", False, "does nothing here: on a GPU it needs Triton kernels, which are"),
+    ],
+)
+def test_a_line_says_what_batch_invariance_on_a_gpu_comes_to(
+    weights: str, kernels: bool, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = "ladecli.decoder.backends.triton_attention.triton_available"
+    monkeypatch.setattr(available, lambda _: True)
+    use_devices(monkeypatch, GPU, free=PLENTY)
+    planned = plan("demo", ModelOptions(dtype=weights), PlacementOptions(device="cuda"))
+    asked = SessionOptions(device="cuda", batch_invariant=True, kernels=kernels)
+    setup = decode_setup.decide(asked, DraftOptions(), planned)
+    assert any(f"--batch-invariant {line}" in effect for effect in setup.effects)
+    assert (setup.attention.name == "invariant") == (line[0] == "w")
+
+
 # Joint decisions of ranks, and the room in memory.
 
 PLENTY = 64e9

@@ -47,7 +47,7 @@ def choose_operations(
     name = choose_backend(attention, device, dtype)
     invariant = name == "invariant"
     layers = ScriptedLayers.make if invariant or name == "sdpa" else None
-    if not kernels and name != "triton":
+    if not kernels and name != "triton" and not (invariant and device.type == "cuda"):
         ops = InvariantOps() if invariant else TorchOps()
         return Operations(
             name, BACKENDS[name], ops=ops, layers=layers and partial(layers, invariant)

@@ -71,7 +71,7 @@ class LoadOptions:
     not_ours: str | None = None
     """Why our forward is not to be tried; see `modified.intervention`."""
     times: MutableMapping[str, Mapping[int, float]] | None = None
-    """What products take, see `product_race`; None to leave them to the library."""
+    """What products take, see `product_race`; None if none are known or kept."""
 
 
 class Backend(NamedTuple):
@@ -117,8 +117,7 @@ def load_decoder(
         pack: whether weights on a CPU may be held twice, for speed.
         capture: captures work in place of CUDA graphs, on any device.
         on_layer: called with the number of layers whose weights are prepared, and that of all.
-        times: seconds of products on a GPU as measured before, by what they are and by rows; others
-            are measured and added.
+        times: known seconds of products on a GPU, to which others are added.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
@@ -133,10 +132,7 @@ def load_decoder(
     graphs = cuda_graphs and alone and (on_gpu or capture is not None)
     captured = partial(CudaGraphs, capture=capture) if graphs else None
     widths = (*CAPTURED_WIDTHS, prefill_chunk or chunk_on(device.type)) if kernels else ()
-    options = LoadOptions(
-        *(attention, join, pack, widths, limit, captured, on_layer),
-        times={} if times is None else times,
-    )
+    options = LoadOptions(attention, join, pack, widths, limit, captured, on_layer, times=times)
     backend = choose_backend(model, facts, options)
     return_freed_memory()
     executor = backend.executor(facts, limit, prefill_chunk)
@@ -286,12 +282,14 @@ def _forwards(
                 # without.
                 with suppress(Exception):
                     compile_attention(ours, options.kernels, options.max_context + GROWTH)
-            if options.kernels and options.times is not None:
+            if options.kernels:
                 from .product_race import choose_products, on_gpu  # they import triton
 
                 products = [product for layer in ours.layers for product in layer.products]
                 lines += choose_products(
-                    [*products, ours.head], options.times, *on_gpu(ours.device)
+                    [*products, ours.head],
+                    {} if options.times is None else options.times,
+                    *on_gpu(ours.device),
                 )
             yield ours
             restore(model)  # ours was wrong

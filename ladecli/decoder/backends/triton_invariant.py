@@ -146,6 +146,15 @@ def attend_cached(
     tl.store(sums + 2 * whence + 1, top, mask=real)
 
 
+@triton.jit
+def _stored(part, sums, at, real, depth, SIZE: tl.constexpr):
+    """What `attend_cached` left of a split, in the form of `_absorb`."""
+    inside = real[:, :, None] & (depth < SIZE)
+    out = tl.load(part + at[:, :, None] * SIZE + depth, mask=inside, other=0.0)
+    total = tl.load(sums + 2 * at, mask=real, other=0.0)[:, :, None]
+    return out, total, tl.load(sums + 2 * at + 1, mask=real, other=0.0)
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def attend_own(
     query, key, value, part, sums, out, length, positions, paths,
@@ -182,17 +191,11 @@ def attend_own(
     whole, whole_total, whole_top = nothing, no_total, no_top
     last = edge // SPLIT
     for split in tl.range(0, last, loop_unroll_factor=4):
-        more = tl.load(part + (whence + split)[:, :, None] * SIZE + depth, mask=inside, other=0.0)
-        more_total = tl.load(sums + 2 * (whence + split), mask=real, other=0.0)[:, :, None]
-        more_top = tl.load(sums + 2 * (whence + split) + 1, mask=real, other=0.0)
-        whole, whole_total, whole_top = _joined(
-            whole, whole_total, whole_top, more, more_total, more_top
-        )
+        found, total, top = _stored(part, sums, whence + split, real, depth, SIZE)
+        whole, whole_total, whole_top = _joined(whole, whole_total, whole_top, found, total, top)
     # The split that the token's own keys go on with.
-    whence += last
-    found = tl.load(part + whence[:, :, None] * SIZE + depth, mask=inside, other=0.0)
-    total = no_total + tl.load(sums + 2 * whence, mask=real, other=0.0)[:, :, None]
-    top = tl.load(sums + 2 * whence + 1, mask=real, other=0.0)
+    found, total, top = _stored(part, sums, whence + last, real, depth, SIZE)
+    total += no_total
     place = tl.arange(0, BLOCK_N)[None, :]
     key += head * key_head + depth
     value += head * value_head + depth

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli.decoder.backends.attention import BACKENDS
+from ladecli.decoder.backends.attention import BACKENDS, choose_operations
 from ladecli.decoder.backends.facts import model_facts
 from ladecli.decoder.backends.load import decoder_of
 from ladecli.decoder.backends.triton_attention import triton_available
+from ladecli.decoder.backends.weights import project
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.model.forward import Operations
 from ladecli.decoder.model.mask import CapturedMask, Rules, StepMask
@@ -205,6 +206,27 @@ class Timed(products.SkinnyProduct):  # type: ignore[misc]
             raise RuntimeError("out of registers")
         Timed.now += abs(seconds)
         return super().by_library(x) * (1.0 if seconds > 0 else 1.1)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_gpu_has_an_attention_of_its_own_for_it(kernels: bool) -> None:
+    """It reads the length on the device, and steps fail rather than go on without it."""
+    chosen = choose_operations("invariant", torch.device("cuda"), torch.float16, kernels=kernels)
+    assert chosen.attend is attention.invariant_attention
+    assert chosen.reads_length
+    assert chosen.simpler is None
+
+
+def test_weights_in_half_precision_on_a_gpu_are_multiplied_so() -> None:
+    """As far as that shows without one: on a device that computes nothing."""
+    for dtype, alike in ((torch.float16, True), (torch.bfloat16, False)):
+        parts = [torch.nn.Linear(64, n, device="meta", dtype=dtype) for n in (48, 16)]
+        options = {"join": True, "pack": True, "kernels": True, "invariant": alike}
+        made = project(dtype, torch.empty(0), parts, **options)
+        assert isinstance(made, products.SkinnyProduct)
+        assert (made.weight.shape, made.alike) == ((64, 64), alike)
+        options["kernels"] = False
+        assert not isinstance(project(dtype, torch.empty(0), parts, **options), type(made))
 
 
 FAILS, WRONG = 0.0, -0.1
