@@ -65,7 +65,7 @@ class FailedStep(NamedTuple):
     width: int = 1
     """The number of its other tokens and the current one, as in `Room`; 1 for a prompt chunk."""
     memory: bool = True
-    """Whether memory ran out."""
+    """True if memory ran out."""
 
 
 class Executor:
@@ -254,7 +254,7 @@ class Executor:
 
     @property
     def ranking(self) -> MostProbable:
-        """What ranks logits; with a fallback if that is a Triton kernel, which may fail."""
+        """The function that ranks logits, with a fallback if it is a Triton kernel."""
         operations = self.model.operations
         return operations.rank if operations.simpler is None else self._rank_or_fall_back
 

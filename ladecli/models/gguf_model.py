@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model and transformers leaves out: rotary scaling, cuts of texts.
+"""Properties in a GGUF file that transformers ignores: rotary scaling, cuts of texts.
 
 The configuration and the tokenizer that transformers made of the file are completed in place.
 """
@@ -94,7 +94,7 @@ _SPLITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("starcoder refact command-r smollm codeshell exaone minerva-7b", (r"\p{N}", _GPT2)),
     ("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
 )
-"""How texts are cut before pairs are merged, by the names of `tokenizer.ggml.pre`."""
+"""The rules by which texts are cut before pairs are merged, by name in `tokenizer.ggml.pre`."""
 CUTS = {name: cut for names, cut in _SPLITS for name in names.split()}
 _WHOLE = (*_SPLITS[0][0].split()[:9], "tekken")
 """Names of tokenizers that take words of the vocabulary whole, and begin texts with BOS unless the

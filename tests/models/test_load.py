@@ -179,7 +179,7 @@ def test_weights_in_a_file_serve_the_forward_of_transformers_where_ours_is_wrong
 ) -> None:
     name = in_16_bits(tmp_path, "llama", torch.bfloat16, dict.copy)
     forward = Transformer.forward
-    monkeypatch.setattr(Transformer, "forward", lambda *given: forward(*given) + 1.0)
+    monkeypatch.setattr(Transformer, "forward", lambda *args: forward(*args) + 1.0)
     session = Session(load(plan(name, place=ON_CPU)))
     assert not isinstance(session.decoder.executor.model, Transformer)
     stock = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)

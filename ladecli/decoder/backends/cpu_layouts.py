@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .compat import PackedWeight, packs_halves, scripted
-from .stored import Rows, Stacked
+from .stored import Rows, StackedRows
 
 SMALL = 1 << 16
 """For matrices with fewer numbers, the call itself costs more than a form can save."""
@@ -207,7 +207,7 @@ def halves(weight: Rows, *, alike: bool = False, spend: bool = False) -> Form:
     dtype, unit = weight.dtype, _unit_of(weight)
     scale = torch.tensor([1.0 / unit])
     pieces = _pieces_of(weight)
-    if isinstance(weight, Stacked):
+    if isinstance(weight, StackedRows):
         made = _packed_from_room(weight, pieces, scale)
     else:
         in_place = spend and dtype == torch.float32
@@ -226,7 +226,7 @@ def halves(weight: Rows, *, alike: bool = False, spend: bool = False) -> Form:
 
 
 def _packed_from_room(
-    weight: Stacked, pieces: Sequence[slice], scale: Tensor
+    weight: StackedRows, pieces: Sequence[slice], scale: Tensor
 ) -> list[PackedWeight]:
     """Pack the rows of a weight, multiplied with a number, [1], in pieces.
 
@@ -268,7 +268,7 @@ def rows_alike() -> int | None:
 def _unit_of(weight: Rows) -> float:
     """Return the power of two by which the largest number of a weight comes just below the largest
     float16; NaN if a number is not finite."""
-    if isinstance(weight, Stacked):
+    if isinstance(weight, StackedRows):
         largest = weight.largest
     else:
         least, most = torch.aminmax(weight[...])
@@ -352,7 +352,7 @@ def possible(weight: Rows) -> list[str]:
 
 def _are_held(weight: Rows, unit: float) -> bool:
     """Return whether halves hold the numbers of a weight in their unit."""
-    if isinstance(weight, Stacked):  # of 16 bits: of none are more digits lost than `LOST`
+    if isinstance(weight, StackedRows):  # of 16 bits: of none are more digits lost than `LOST`
         return math.isfinite(unit)
     numbers = torch.split(weight[...].reshape(-1), CHECKED_AT_ONCE)
     return math.isfinite(unit) and all(_is_held(part, unit) for part in numbers)

@@ -57,9 +57,9 @@ class LoadOptions:
 
     attention: str = "auto"
     join: bool = True
-    """Whether weights may be joined; not for a model that belongs to the caller."""
+    """True if weights may be joined; False for a model that belongs to the caller."""
     pack: bool = True
-    """Whether weights on a CPU may be held twice, for speed."""
+    """True if weights on a CPU may be stored twice, for speed."""
     kernels: Sequence[int] = ()
     """Widths of the steps that Triton kernels are for; () to do without them."""
     max_context: int = 0
@@ -71,7 +71,7 @@ class LoadOptions:
     not_ours: str | None = None
     """Why our forward is not to be tried; see `modified.intervention`."""
     times: MutableMapping[str, Mapping[int, float]] | None = None
-    """What products take, see `product_race`; None if none are known or kept."""
+    """Saved times of products, see `product_race`; None if times are not saved."""
 
 
 class Backend(NamedTuple):
@@ -82,7 +82,7 @@ class Backend(NamedTuple):
     notices: tuple[str, ...] = ()
     """Lines about what it does without, and why."""
     invariant: bool = False
-    """Whether steps are batch-invariant."""
+    """True if steps are batch-invariant."""
 
     def executor(self, facts: ModelFacts, max_context: int, chunk: int | None = None) -> Executor:
         """Return an executor with an empty cache for texts of that many tokens."""
@@ -230,8 +230,8 @@ def _first_right(model: Any, options: LoadOptions, trial: Trial) -> Backend:
 
 
 def _is_invariant(backend: Backend, trial: Trial) -> bool:
-    """Whether steps are batch-invariant, in the trial and by what products are known to do: some
-    depend on rows that a trial does not have."""
+    """Return True if steps are batch-invariant: in the trial, and by the kind of each product,
+    since some products depend on rows that the trial does not have."""
     forward = backend.forward
     if not isinstance(forward, Transformer):
         return False

@@ -1,6 +1,6 @@
-"""Who multiplies, by measurement: tiles of `triton_product`, or the library.
+"""Choose by measurement how products are computed: by tiles of `triton_product`, or by the library.
 
-A race takes place once for a shape on a machine: its times are kept with those of steps.
+Each shape is measured once on a machine; its times are saved with those of steps.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from .triton_product import BLOCKS, SkinnyProduct
 Work = Callable[[], object]
 Prepare = Callable[[Callable[[], None]], Work]
 Times = MutableMapping[str, Mapping[int, float]]
-"""Seconds by what computed a product, and by its rows."""
+"""The seconds of a product, by the method that computed it and by its number of rows."""
 ROWS = (1, 64)
-"""Those of a plain step and a wide one."""
-NEAR = 1.03
-"""The library stays where it takes less time even by this factor."""
+"""The numbers of rows that are measured: those of a plain step and of a wide one."""
+MARGIN = 1.03
+"""The library is kept if the fastest tiles take more than this many times as long."""
 SECONDS = 0.2
-"""For the race of a shape."""
+"""The time for measuring one shape."""
 TOLERANCE = 2e-2
-"""Norm of the difference from the library's result over that of the result."""
+"""The largest difference from the library's result, as a ratio of norms."""
 _UNCACHED = 1 << 28
-"""Bytes of weights in a row, so that each comes from memory as in a step."""
+"""The bytes of weights that are multiplied one after the other, so that each of them is read from
+memory, as in a step."""
 
 
 def choose_products(
@@ -44,13 +45,12 @@ def choose_products(
     machine: str,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[str]:
-    """Have products of few rows computed by what is fastest; return notices about what failed.
+    """Let the fastest method compute each product of few rows; return notices about failed methods.
 
     Args:
-        products: of a model; those that are no `SkinnyProduct` stay as they are.
-        times: known ones, to which others are added.
-        prepare: makes work that computes products and waits for the device, of some that computes
-            them alone.
+        products: those of a model; only instances of `SkinnyProduct` change.
+        times: saved times, to which new ones are added.
+        prepare: turns a function that launches products into one that also waits for the device.
         machine: a name of this machine, for the keys of `times`.
         clock: returns the time in seconds.
     """
@@ -61,16 +61,16 @@ def choose_products(
             groups[f"{machine}: {outputs} x {inputs} in {kind}"].append(product)
     notices: list[str] = []
     for name, group in groups.items():
-        ways = {f"{name} by tiles of {block}": block for block in BLOCKS}
+        methods = {f"{name} by tiles of {block}": block for block in BLOCKS}
         library = f"{name} by the library"
-        if not {library, *ways} <= times.keys():
-            found, lines = _race(group, {library: None, **ways}, prepare, clock)
-            times.update(found)
+        if not {library, *methods} <= times.keys():
+            new_times, lines = _race(group, {library: None, **methods}, prepare, clock)
+            times.update(new_times)
             notices += lines
-        ours = {way: times[way] for way in ways if way in times}
+        ours = {method: times[method] for method in methods if method in times}
         best = fastest(ours, None if group[0].alike else times.get(library))
         for product in group:
-            product.block = None if best is None else ways[best]
+            product.block = None if best is None else methods[best]
             product.alike &= best is not None
     return notices
 
@@ -78,47 +78,47 @@ def choose_products(
 def fastest(
     ours: Mapping[str, Mapping[int, float]], library: Mapping[int, float] | None
 ) -> str | None:
-    """Return the fastest of our ways, or None if the library's times are clearly better."""
+    """Return the fastest of our methods, or None if the library is clearly faster."""
 
-    def total(way: str) -> float:
-        return sum(ours[way][rows] / (library[rows] if library else 1.0) for rows in ROWS)
+    def total(method: str) -> float:
+        return sum(ours[method][rows] / (library[rows] if library else 1.0) for rows in ROWS)
 
     best = min(ours, key=total, default=None)
-    return None if best and library and total(best) > NEAR * len(ROWS) else best
+    return None if best and library and total(best) > MARGIN * len(ROWS) else best
 
 
 def _race(
     group: Sequence[SkinnyProduct],
-    ways: Mapping[str, int | None],
+    methods: Mapping[str, int | None],
     prepare: Prepare,
     clock: Callable[[], float],
 ) -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Return the times of all ways to multiply but those that fail or are wrong, and why these
-    are."""
-    first, found = group[0], defaultdict[str, dict[int, float]](dict)
+    """Return the times of all methods that give right results, and a notice about each other
+    one."""
+    first, times = group[0], defaultdict[str, dict[int, float]](dict)
     inputs = [_numbers(rows, first.weight) for rows in ROWS]
     with ThreadPoolExecutor(1 if INTERPRETED else None) as pool:
-        # To compile them takes a moment, on a machine's first load.
-        for block in ways.values():
+        # Compiling takes some seconds at the first load on a machine.
+        for block in methods.values():
             for x in inputs:
                 pool.submit(_multiplied, first, block, x)
     works: dict[tuple[str, int], Work] = {}
     notices = []
-    for way, block in ways.items():
+    for method, block in methods.items():
         made = _works(group, block, inputs, prepare)
         if isinstance(made, str):
-            notices.append(f"no product of {way.partition(': ')[2]}: {made}")
+            notices.append(f"no product of {method.partition(': ')[2]}: {made}")
         else:
-            works |= {(way, rows): work for rows, work in zip(ROWS, made, strict=True)}
-    for (way, rows), seconds in race(works, SECONDS, clock).items():
-        found[way][rows] = seconds
-    return found, notices
+            works |= {(method, rows): work for rows, work in zip(ROWS, made, strict=True)}
+    for (method, rows), seconds in race(works, SECONDS, clock).items():
+        times[method][rows] = seconds
+    return times, notices
 
 
 def _works(
     group: Sequence[SkinnyProduct], block: int | None, inputs: Sequence[Tensor], prepare: Prepare
 ) -> list[Work] | str:
-    """Return work for each input, or why a way to multiply cannot be taken."""
+    """Return a function to time for each input, or the reason why a method cannot be used."""
     first = group[0]
     several = group[: max(1, _UNCACHED // first.weight.nbytes)]
     try:
@@ -134,8 +134,8 @@ def _works(
 
 
 def on_gpu(device: torch.device) -> tuple[Prepare, str]:
-    """Return how work is prepared on a GPU, and what it is called."""
-    # A launch takes the host longer than a small product the device.
+    """Return the `prepare` of `choose_products` for a GPU, and the machine's name."""
+    # Captured, since launching a small product takes the host longer than computing it.
     capture = GraphCapture(device)
 
     def prepare(work: Callable[[], None]) -> Work:

@@ -1,8 +1,8 @@
-"""Weights that stay as a file stores them: they are read as they are needed, row by row.
+"""Weights that stay in their file in 16 bits, and are read row by row when they are needed.
 
-On a CPU, a model in float32 needs four bytes for what most files store in two.  A form of two bytes
-holds it as well (`cpu_layouts.halves`), so its linear layers and its embedding never are in memory
-in float32 as a whole, which would take longer than all else at load.
+Most files store two bytes for each weight, and a model in float32 has four.  On a CPU, a form of
+two bytes is as exact (`cpu_layouts.halves`), so the linear layers and the embedding are never
+converted to float32 as a whole, which used to take most of the time of a load.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 AT_ONCE = 1 << 20
-"""Numbers of a weight that are multiplied at once: they stay in a processor's cache."""
+"""The numbers of a weight that are multiplied at once, few enough for a processor's cache."""
 
 
 class Rows(Protocol):
-    """A weight [out, in] whose rows are unpacked as they are read."""
+    """A weight [out, in] whose rows are unpacked when they are read."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Rows and columns."""
+        """The numbers of rows and columns."""
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of its numbers."""
 
     def __getitem__(self, rows: Any, /) -> Tensor:
-        """Return rows: all of them (`...`), those of a slice, or those of a tensor of numbers."""
+        """Return all rows (`...`), those of a slice, or those of a tensor of indices."""
 
 
 class StoredTensor:
     """A tensor in a file.
 
     Args:
-        memory: the file, mapped for this process alone.
-        start: of the tensor in it, in bytes.
-        dtype, shape: of the tensor.
+        memory: the file, mapped privately.
+        start: where the tensor begins in it, in bytes.
+        dtype, shape: those of the tensor.
     """
 
     device = torch.device("cpu")
@@ -56,11 +56,11 @@ class StoredTensor:
         self._tensor = flat.view(self.shape)
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """Return rows as they are in the file, whose memory they share."""
+        """Return rows as views of the mapped file."""
         return self._tensor[rows]
 
     def leave_memory(self) -> None:
-        """Let the system take back the memory that holds it, until it is read again."""
+        """Free the memory of the tensor's pages; they are read from the file again if needed."""
         if hasattr(mmap, "MADV_DONTNEED"):
             first = -(-self._start // mmap.PAGESIZE) * mmap.PAGESIZE
             size = self._start + self._tensor.nbytes - first
@@ -69,8 +69,8 @@ class StoredTensor:
                 self._memory.madvise(mmap.MADV_DONTNEED, first, size)
 
 
-class Stacked:
-    """Weights of 16 bits above one another, whose rows are read in float32."""
+class StackedRows:
+    """Weights of 16 bits, one below the other, whose rows are read in float32."""
 
     dtype = torch.float32
 
@@ -79,22 +79,22 @@ class Stacked:
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """Return rows as a tensor of its own: all of them (`...`), or those of a slice."""
+        """Return a copy of all rows (`...`), or of those of a slice."""
         first, end, _ = (slice(None) if rows is ... else rows).indices(self.shape[0])
         return self.read(slice(first, end), torch.empty((end - first) * self.shape[1]))
 
     def read(self, rows: slice, room: Tensor) -> Tensor:
-        """Return rows that are written to `room`, which has at least as many numbers."""
+        """Write rows to `room`, which has at least as many numbers, and return them."""
         first, end, _ = rows.indices(self.shape[0])
-        found = room[: (end - first) * self.shape[1]].view(-1, self.shape[1])
+        out = room[: (end - first) * self.shape[1]].view(-1, self.shape[1])
         start = -first  # of a part, among those rows
         for part in self._parts:
             stop = start + part.shape[0]
-            low, high = max(start, 0), min(stop, len(found))
+            low, high = max(start, 0), min(stop, len(out))
             if low < high:
-                found[low:high] = part[low - start : high - start]
+                out[low:high] = part[low - start : high - start]
             start = stop
-        return found
+        return out
 
     @cached_property
     def largest(self) -> float:
@@ -110,8 +110,7 @@ class Stacked:
 
 
 def parts_of(model: Any) -> dict[str, Any]:
-    """Return by name the modules of a model that may hold their weights otherwise: its linear
-    layers, and its embedding."""
+    """Return by name the linear layers and the embedding of a model."""
     embedding = model.get_input_embeddings()
     return {
         name: module
@@ -121,8 +120,8 @@ def parts_of(model: Any) -> dict[str, Any]:
 
 
 def keep_stored(model: Any, stored: Mapping[str, Rows]) -> None:
-    """Let the linear layers of a model, and its embedding, compute in float32 with the rows of its
-    weights, which `stored` has by name."""
+    """Replace the linear layers and the embedding of a model by modules that compute in float32
+    with rows of `stored`, which has the weights by name."""
     rows_of = {model.get_parameter(name): rows for name, rows in stored.items()}
     for name, module in parts_of(model).items():
         kind = StoredEmbedding if isinstance(module, nn.Embedding) else StoredLinear
@@ -130,21 +129,21 @@ def keep_stored(model: Any, stored: Mapping[str, Rows]) -> None:
 
 
 def make_plain(model: nn.Module) -> None:
-    """Have the weights of such linear layers in float32, where transformers' forward runs them."""
+    """Convert the weights of all `StoredLinear` to float32, for transformers' forward."""
     for module in model.modules():
         if isinstance(module, StoredLinear):
             module.weight = module.weight[...].float()
 
 
 class StoredLinear(nn.Module):
-    """A linear layer.
+    """A linear layer whose weight is unpacked in pieces, each time that it is multiplied.
 
     Args:
-        linear: what it is made of.
-        weight: that of the layer.
+        linear: the original layer.
+        weight: its weight.
 
     Attributes:
-        weight: no parameter: it has another type.
+        weight: as above; not a parameter, since parameters are converted to other types.
     """
 
     def __init__(self, linear: nn.Linear, weight: Rows) -> None:
@@ -159,22 +158,21 @@ class StoredLinear(nn.Module):
         if isinstance(self.weight, Tensor):
             step = self.out_features
         starts = range(0, self.out_features, step)
-        found = [F.linear(x, self.weight[i : i + step].float()) for i in starts]
-        product = torch.cat(found, dim=-1)
+        products = [F.linear(x, self.weight[i : i + step].float()) for i in starts]
+        product = torch.cat(products, dim=-1)
         return product if self.bias is None else product + self.bias
 
 
 class StoredEmbedding(nn.Module):
-    """An embedding whose rows are made plain as they are looked up, and scaled if the family
-    (Gemma) has that.
+    """An embedding whose rows are unpacked on lookup, and scaled if the family (Gemma) requires it.
 
     Args:
-        embedding: what it is made of.
-        weight: that of the embedding.
+        embedding: the original embedding.
+        weight: its weight.
 
     Attributes:
-        weight: [vocabulary, n]; no parameter, for these get other types.
-        scale: of all rows.
+        weight: [vocabulary, n]; not a parameter, since parameters are converted to other types.
+        scale: the factor of all rows.
     """
 
     def __init__(self, embedding: nn.Embedding, weight: Any) -> None:

@@ -219,4 +219,4 @@ def join(
 
 
 INTERPRETED = not isinstance(attend, triton.JITFunction)
-"""Whether Triton's interpreter runs the kernels (TRITON_INTERPRET=1), also on a CPU."""
+"""True if Triton's interpreter runs the kernels (TRITON_INTERPRET=1), even on a CPU."""

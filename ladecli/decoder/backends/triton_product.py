@@ -1,9 +1,9 @@
-"""Products of a few rows with a weight in Triton; a row's result does not depend on the others.
+"""Batch-invariant products of a few rows with a weight, in Triton.
 
-A step of up to 64 tokens takes the time in which its weights are read.  Libraries choose another
-kernel for another number of rows, and so another order of the sum.  Here the order follows from the
-weight's shape alone: what is raced at load (`product_race`) changes no number.  Importing this
-needs triton.
+A library's kernel, and with it the order in which a product is summed, depends on the number of
+rows.  Here the order depends on the weight's shape alone, so each row's result is the same,
+whatever rows stand beside it and whatever tiles `product_race` chooses.  Up to 64 rows, a product
+takes about as long as reading its weight.  Importing this module needs triton.
 """
 
 # Triton's language has no types in Python.
@@ -23,11 +23,11 @@ from .triton_attention import early, power_of_two
 from .triton_attention_kernel import INTERPRETED, begin_early
 
 BLOCK_K = 64
-"""Inputs of a tile."""
+"""The inputs of a tile."""
 FEW = 64
-"""Rows up to which a library is not always faster."""
+"""With more rows, the library is always faster."""
 MOST_ROWS = 128
-"""Rows that are computed at once; of more, some after the others."""
+"""The most rows that are computed at once; further rows are computed after them."""
 BLOCKS = (64, 32, 128)
 """Outputs of a tile, any of which gives the same result."""
 _ROOM = 48 * 1024

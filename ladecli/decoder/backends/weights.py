@@ -36,7 +36,7 @@ from .cpu_layouts import (
     possible,
 )
 from .int8 import Int8Linear, holds_int8, share_product
-from .stored import Rows, Stacked, StoredLinear
+from .stored import Rows, StackedRows, StoredLinear
 
 _HELD = "lade_held"
 """Attribute of a detached weight: the form that holds it, and its rows there."""
@@ -209,7 +209,7 @@ def join_plain(
     else:
         form = (ALIKE if alike else FORMS)[name](weight[...])
     linear = [part for part in parts if isinstance(part, nn.Linear)]
-    if isinstance(weight, Stacked):
+    if isinstance(weight, StackedRows):
         weight.leave_memory()
     elif name == "rows" and not shared:
         _attach_views(linear, weight[...])
@@ -243,7 +243,7 @@ def _stacked(parts: Sequence[nn.Linear | StoredLinear]) -> Rows:
     """Return the weights above one another."""
     stored = [part.weight for part in parts if isinstance(part, StoredLinear)]
     linear = [part for part in parts if isinstance(part, nn.Linear)]
-    return Stacked(stored) if stored else _joined_weight(linear)
+    return StackedRows(stored) if stored else _joined_weight(linear)
 
 
 def _joined_weight(parts: Sequence[nn.Linear]) -> Tensor:

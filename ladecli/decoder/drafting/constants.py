@@ -94,7 +94,7 @@ class DraftingConstants:
     initial_balance: float = 2.0
     """The initial allowance for exploratory drafts."""
     max_deficit: float = 4.0
-    """How far the balance may fall below zero before drafts pause.  Drafts at a negative balance
+    """The largest deficit of the balance before drafts pause.  Drafts at a negative balance
     are expected to pay, and pausing them too early loses what they would bring."""
     max_window_deficit: float = 0.75
     """The same for the window, which pays later, if at all."""
@@ -105,7 +105,7 @@ class DraftingConstants:
 
     @property
     def least_repeat(self) -> int:
-        """How many tokens must agree for a passage to be found, also after an edit."""
+        """The number of tokens that must agree for a passage to be found, also after an edit."""
         return self.passage_lengths[0]
 
 

@@ -75,12 +75,12 @@ class CopyPointer:
 
     @property
     def length(self) -> int:
-        """How many tokens were copied, also before the last edit; 0 if too few were since then."""
+        """The number of copied tokens, also before the last edit; 0 with too few since then."""
         return self.copied + self._trust if self.copied >= CONSTANTS.least_repeat else 0
 
     @property
     def uncertain(self) -> bool:
-        """Whether an edit is under way."""
+        """True if an edit is under way."""
         return self._since is not None
 
     def start(self, place: int, end: int, copied: int) -> None:

@@ -25,7 +25,7 @@ class Observation(NamedTuple):
     text: Sequence[int]
     """Prompt and committed tokens, those of this step included."""
     new: int
-    """How many tokens the step committed."""
+    """The number of tokens that the step committed."""
     tree: TokenTree
     """The candidates that were verified; they follow the text without the new tokens."""
     successors: Sequence[Row]

@@ -1,4 +1,4 @@
-"""What drafts are made from, which is kept from one generation to the next; and the speculation
+"""The memory that drafts are made from, kept from one generation to the next, and the speculation
 budget."""
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class SpeculationBudget:
 
     @property
     def may_draft(self) -> bool:
-        """Whether the next step may have candidates."""
+        """True if the next step may have candidates."""
         return self.balance >= -CONSTANTS.max_deficit
 
     @property
     def may_run_window(self) -> bool:
-        """Whether the next step may have a window.
+        """True if the next step may have a window.
 
         When the window could use up the whole deficit, and so stop all drafts, the demo made 1.14
         tokens per step with all sources on a CPU, instead of 1.34 to 1.41.
@@ -47,7 +47,7 @@ class SpeculationBudget:
 
     @property
     def may_explore(self) -> bool:
-        """Whether candidates may be tried because of what they teach, if they do not pay."""
+        """True if candidates may be tried for what they teach, even if they do not pay."""
         return self.balance > 0.0
 
     def update(self, tokens: int, cost: float) -> None:

@@ -1,4 +1,4 @@
-"""What does not depend on a step's width, in Triton's interpreter: products and attention."""
+"""Products and attention that do not depend on the width of a step, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_products_are_right(seed: int) -> None:
         x = numbers(draw, width, made.weight.shape[1] + 8, dtype=dtype)[:, 8:]
         expected = x.double() @ made.weight.double().T
         expected += 0 if made.bias is None else made.bias.double()
-        found = made(x)
-        assert (found.shape, found.dtype) == (expected.shape, dtype)
-        off = (found.double() - expected).norm() / expected.norm()
+        result = made(x)
+        assert (result.shape, result.dtype) == (expected.shape, dtype)
+        off = (result.double() - expected).norm() / expected.norm()
         assert off < (1e-3 if dtype == torch.float16 else 8e-3)
 
 
@@ -73,12 +73,12 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     library that the interpreter calls chooses another order for another number of rows."""
 
     def dot(_self: Any, a: Any, b: Any, total: Any, *_: Any) -> Any:
-        left, right = (each.data.astype(np.float32) for each in (a, b))
+        left, right = (matrix.data.astype(np.float32) for matrix in (a, b))
         parts = left.swapaxes(-1, -2)[..., None] * right[..., None, :]
         parts = np.concatenate((total.data[..., None, :, :], parts), axis=-3)
         # numpy adds along any axis but the last one as they come.
-        found = np.add.reduce(parts, axis=-3, dtype=np.float32)
-        return interpreter.TensorHandle(found, total.dtype.scalar)
+        result = np.add.reduce(parts, axis=-3, dtype=np.float32)
+        return interpreter.TensorHandle(result, total.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
@@ -184,8 +184,8 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, in_order: None
         assert torch.equal(alone[0], together[row])
 
 
-class Timed(products.SkinnyProduct):  # type: ignore[misc]
-    """A product that takes, on a clock of its own, what a table says of a way to multiply."""
+class TimedProduct(products.SkinnyProduct):  # type: ignore[misc]
+    """A product that advances its own clock by a given time for each method."""
 
     now = 0.0
 
@@ -200,25 +200,25 @@ class Timed(products.SkinnyProduct):  # type: ignore[misc]
     def by_tiles(self, x: Tensor, block: int) -> Tensor:
         return self._after(block, x)
 
-    def _after(self, way: int | None, x: Tensor) -> Tensor:
-        seconds = self.seconds[way]
+    def _after(self, method: int | None, x: Tensor) -> Tensor:
+        seconds = self.seconds[method]
         if seconds == FAILS:
             raise RuntimeError("out of registers")
-        Timed.now += abs(seconds)
+        TimedProduct.now += abs(seconds)
         return super().by_library(x) * (1.0 if seconds > 0 else 1.1)
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-def test_a_gpu_has_an_attention_of_its_own_for_it(kernels: bool) -> None:
-    """It reads the length on the device, and steps fail rather than go on without it."""
+def test_a_gpu_has_its_own_invariant_attention(kernels: bool) -> None:
+    """It reads the length on the device, and has no simpler fallback."""
     chosen = choose_operations("invariant", torch.device("cuda"), torch.float16, kernels=kernels)
     assert chosen.attend is attention.invariant_attention
     assert chosen.reads_length
     assert chosen.simpler is None
 
 
-def test_weights_in_half_precision_on_a_gpu_are_multiplied_so() -> None:
-    """As far as that shows without one: on a device that computes nothing."""
+def test_weights_in_half_precision_on_a_gpu_become_skinny_products() -> None:
+    """Checked on the meta device, which computes nothing."""
     for dtype, alike in ((torch.float16, True), (torch.bfloat16, False)):
         parts = [torch.nn.Linear(64, n, device="meta", dtype=dtype) for n in (48, 16)]
         options = {"join": True, "pack": True, "kernels": True, "invariant": alike}
@@ -246,18 +246,18 @@ ALL_FAIL = dict.fromkeys(products.BLOCKS, FAILS)
         (ALL_FAIL, True, None, 3),
     ],
 )
-def test_the_fastest_right_way_to_multiply_is_taken(
+def test_the_fastest_method_with_right_results_is_chosen(
     seconds: dict[Any, float], alike: bool, block: int | None, failures: int
 ) -> None:
-    """The library stays where it is more than 3 % faster, unless rows have to be alike."""
-    made, times = [Timed(seconds, alike=alike) for _ in range(3)], dict[str, Any]()
+    """The library is kept if it is more than 3 % faster, unless rows must be alike."""
+    made, times = [TimedProduct(seconds, alike=alike) for _ in range(3)], dict[str, Any]()
     choose = partial(racing.choose_products, prepare=lambda work: work, machine="a GPU")
-    notices = choose([object(), *made], times, clock=lambda: Timed.now)
-    assert {each.block for each in made} == {block}
-    assert {each.alike for each in made} == {alike and block is not None}
+    notices = choose([object(), *made], times, clock=lambda: TimedProduct.now)
+    assert {one.block for one in made} == {block}
+    assert {one.alike for one in made} == {alike and block is not None}
     assert len(notices) == failures
     assert all("24 x 64" in notice for notice in notices)
-    if not failures:  # what is known is not measured again
-        began, again = Timed.now, Timed({}, alike=alike)
-        assert not choose([again], times, clock=lambda: Timed.now)
-        assert (Timed.now, again.block) == (began, block)
+    if not failures:  # saved times are not measured again
+        began, again = TimedProduct.now, TimedProduct({}, alike=alike)
+        assert not choose([again], times, clock=lambda: TimedProduct.now)
+        assert (TimedProduct.now, again.block) == (began, block)
