@@ -46,11 +46,11 @@ def _absorb(
 ):  # fmt: skip
     """Add a tile of keys to the running softmax of every row.
 
-    `out` [1, M, D] and `total` [1, M, 16], in 16 equal columns, are sums of weights
-    2 ** (score - top), `top` [1, M] the highest score so far; rows are [1, M, D], keys and values
-    [1, N, D], and `seen` is [1, M or 1, N].
+    `out` [M, D] and `total` [M, 16], in 16 equal columns, are sums of weights 2 ** (score - top),
+    `top` [M] the highest score so far; rows are [M, D], keys and values [N, D], and `seen` is
+    [M or 1, N].  M is 16 or 32: with 64, Triton would use wgmma.
     """
-    scores = tl.dot(rows, tl.permute(keys.to(DOT), (0, 2, 1)), input_precision="ieee")
+    scores = tl.dot(rows, tl.trans(keys.to(DOT)), input_precision="ieee")
     if CAPPED:
         # tanh(x) = 1 - 2 / (1 + exp(2 x)).
         tangent = 1 - 2 / (1 + tl.exp2(scores * (scaling / softcap * 2 * _LOG2_E)))
@@ -58,12 +58,12 @@ def _absorb(
     else:
         scores = scores * (scaling * _LOG2_E)
     scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 2))
+    higher = tl.maximum(top, tl.max(scores, 1))
     # A row that has seen nothing yet: -inf less itself would be NaN.
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    fade = tl.exp2(top - base)[:, :, None]
-    weights = tl.exp2(scores - base[:, :, None]).to(DOT)
-    ones = tl.full([1, weights.shape[2], 16], 1.0, DOT)
+    fade = tl.exp2(top - base)[:, None]
+    weights = tl.exp2(scores - base[:, None]).to(DOT)
+    ones = tl.full([weights.shape[1], 16], 1.0, DOT)
     total = tl.dot(weights, ones, total * fade, input_precision="ieee")
     out = tl.dot(weights, values.to(DOT), out * fade, input_precision="ieee")
     return out, total, higher
@@ -74,7 +74,7 @@ def _joined(out, total, top, more, more_total, more_top):
     """Join the softmax over a split to that over the splits before it; the form of `_absorb`."""
     higher = tl.maximum(top, more_top)
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    old, new = tl.exp2(top - base)[:, :, None], tl.exp2(more_top - base)[:, :, None]
+    old, new = tl.exp2(top - base)[:, None], tl.exp2(more_top - base)[:, None]
     return out * old + more * new, total * old + more_total * new, higher
 
 
@@ -104,16 +104,16 @@ def attend_cached(
     begin = split * SPLIT
     if begin > edge:
         return
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     token, query_at = row % count, head * GROUPS + row // count
     real = row < GROUPS * count
-    depth = tl.arange(0, BLOCK_D)[None, None, :]
-    at = (query_at * query_head + token * query_token)[:, :, None] + depth
-    inside = real[:, :, None] & (depth < SIZE)
+    depth = tl.arange(0, BLOCK_D)[None, :]
+    at = (query_at * query_head + token * query_token)[:, None] + depth
+    inside = real[:, None] & (depth < SIZE)
     rows = tl.load(query + at, mask=inside, other=0.0).to(DOT)
-    out = tl.zeros([1, BLOCK_M, BLOCK_D], dtype=tl.float32)
-    total = tl.zeros([1, BLOCK_M, 16], dtype=tl.float32)
-    top = tl.full([1, BLOCK_M], float("-inf"), dtype=tl.float32)
+    out = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    total = tl.zeros([BLOCK_M, 16], dtype=tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     if SINKS:
         # The first split has seen its sink before anything else.
         first_split = row < tl.where(split == 0, GROUPS * count, 0)
@@ -127,31 +127,31 @@ def attend_cached(
         horizon = tl.min(position) - window
         first = tl.maximum(begin, tl.maximum(horizon + 1, 0) // BLOCK_N * BLOCK_N)
     # A text may have more than 2 ** 31 numbers in its keys.
-    place = tl.arange(0, BLOCK_N)[None, :]
-    key += head * key_head + (place * key_slot)[:, :, None] + depth
-    value += head * value_head + (place * value_slot)[:, :, None] + depth
+    place = tl.arange(0, BLOCK_N)
+    key += head * key_head + (place.to(tl.int64) * key_slot)[:, None] + depth
+    value += head * value_head + (place.to(tl.int64) * value_slot)[:, None] + depth
     for start in tl.range(first, tl.minimum(begin + SPLIT, edge), BLOCK_N):
         slot = tl.cast(start, tl.int64)
         keys = tl.load(key + slot * key_slot, mask=depth < SIZE, other=0.0)
         values = tl.load(value + slot * value_slot, mask=depth < SIZE, other=0.0)
-        seen = (start + place)[:, None, :] >= 0
+        seen = (start + place)[None, :] >= 0
         if WINDOWED:
-            seen = (start + place)[:, None, :] > (position - window)[:, :, None]
+            seen = (start + place)[None, :] > (position - window)[:, None]
         out, total, top = _absorb(
             out, total, top, rows, keys, values, seen, scaling, softcap, CAPPED, DOT
         )
     whence = (query_at * count + token) * tl.num_programs(2) + split
-    tl.store(part + whence[:, :, None] * SIZE + depth, out, mask=inside)
-    tl.store(sums + 2 * whence, tl.max(total, 2), mask=real)
+    tl.store(part + whence[:, None] * SIZE + depth, out, mask=inside)
+    tl.store(sums + 2 * whence, tl.max(total, 1), mask=real)
     tl.store(sums + 2 * whence + 1, top, mask=real)
 
 
 @triton.jit
 def _stored(part, sums, at, real, depth, SIZE: tl.constexpr):
     """What `attend_cached` left of a split, in the form of `_absorb`."""
-    inside = real[:, :, None] & (depth < SIZE)
-    out = tl.load(part + at[:, :, None] * SIZE + depth, mask=inside, other=0.0)
-    total = tl.load(sums + 2 * at, mask=real, other=0.0)[:, :, None]
+    inside = real[:, None] & (depth < SIZE)
+    out = tl.load(part + at[:, None] * SIZE + depth, mask=inside, other=0.0)
+    total = tl.load(sums + 2 * at, mask=real, other=0.0)[:, None]
     return out, total, tl.load(sums + 2 * at + 1, mask=real, other=0.0)
 
 
@@ -178,16 +178,16 @@ def attend_own(
     token, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     cached, position = tl.load(length), tl.load(positions + token)
     edge = cached // BLOCK_N * BLOCK_N
-    group = tl.arange(0, BLOCK_M)[None, :]
+    group = tl.arange(0, BLOCK_M)
     query_at, real = head * GROUPS + group, group < GROUPS
-    depth = tl.arange(0, BLOCK_D)[None, None, :]
-    inside = real[:, :, None] & (depth < SIZE)
-    at = (query_at * query_head + token * query_token)[:, :, None] + depth
+    depth = tl.arange(0, BLOCK_D)[None, :]
+    inside = real[:, None] & (depth < SIZE)
+    at = (query_at * query_head + token * query_token)[:, None] + depth
     rows = tl.load(query + at, mask=inside, other=0.0).to(DOT)
     whence = (query_at * count + token) * splits
-    nothing = tl.zeros([1, BLOCK_M, BLOCK_D], dtype=tl.float32)
-    no_total = tl.zeros([1, BLOCK_M, 16], dtype=tl.float32)
-    no_top = tl.full([1, BLOCK_M], float("-inf"), dtype=tl.float32)
+    nothing = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    no_total = tl.zeros([BLOCK_M, 16], dtype=tl.float32)
+    no_top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     whole, whole_total, whole_top = nothing, no_total, no_top
     last = edge // SPLIT
     for split in tl.range(0, last, loop_unroll_factor=4):
@@ -196,7 +196,7 @@ def attend_own(
     # The split that the token's own keys go on with.
     found, total, top = _stored(part, sums, whence + last, real, depth, SIZE)
     total += no_total
-    place = tl.arange(0, BLOCK_N)[None, :]
+    place = tl.arange(0, BLOCK_N)
     key += head * key_head + depth
     value += head * value_head + depth
     for start in tl.range(edge, position + 1, BLOCK_N):
@@ -206,12 +206,12 @@ def attend_own(
         path = tl.load(paths + token * path_row + where - cached, mask=own, other=0)
         if WINDOWED:
             seen = seen & (where > position - window)
-        slot = tl.where(own, cached + path, where).to(tl.int64)[:, :, None]
-        there = seen[:, :, None] & (depth < SIZE)
+        slot = tl.where(own, cached + path, where).to(tl.int64)[:, None]
+        there = seen[:, None] & (depth < SIZE)
         keys = tl.load(key + slot * key_slot, mask=there, other=0.0)
         values = tl.load(value + slot * value_slot, mask=there, other=0.0)
         found, total, top = _absorb(
-            *(found, total, top, rows, keys, values, seen[:, None, :]),
+            *(found, total, top, rows, keys, values, seen[None, :]),
             *(scaling, softcap, CAPPED, DOT),
         )
         if (start + BLOCK_N) % SPLIT == 0:
@@ -221,8 +221,8 @@ def attend_own(
             found, total, top = nothing, no_total, no_top
     whole, whole_total, whole_top = _joined(whole, whole_total, whole_top, found, total, top)
     # Every token sees itself.
-    result = whole / tl.max(whole_total, 2)[:, :, None]
-    target = (query_at * out_head + token * out_token)[:, :, None] + depth
+    result = whole / tl.max(whole_total, 1)[:, None]
+    target = (query_at * out_head + token * out_token)[:, None] + depth
     tl.store(out + target, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -271,7 +271,7 @@ def _attend(
     groups, splits, depth = heads // kv_heads, -(-slots // SPLIT), max(16, power_of_two(size))
     part = query.new_empty((heads, count, splits, size), dtype=torch.float32)
     sums = query.new_empty((heads, count, splits, 2), dtype=torch.float32)
-    rows = min(max(16, power_of_two(groups * count)), 64 if depth <= 128 else 32)
+    rows = min(max(16, power_of_two(groups * count)), 32)
     # The interpreter cannot multiply bfloat16.
     widened = INTERPRETED and query.dtype == torch.bfloat16
     dot: Any = getattr(tl, "float32" if widened else str(query.dtype).split(".")[1])
@@ -295,7 +295,7 @@ def _attend(
             *(length, positions, *strides, count, *numbers),
             BLOCK_M=rows,
             SINKS=rules.sinks is not None,
-            num_warps=max(4, rows // 8),
+            num_warps=rows // 4,
             **early(query.device),
             **options,
         )

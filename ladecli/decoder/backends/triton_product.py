@@ -29,9 +29,10 @@ FEW = 64
 MOST_ROWS = 128
 """The most rows that are computed at once; further rows are computed after them."""
 BLOCKS = (64, 32, 128)
-"""Outputs of a tile, any of which gives the same result."""
-_ROOM = 48 * 1024
-"""Bytes of tiles on their way to a program: two have room on every multiprocessor since 2020."""
+"""The numbers of outputs that a tile may have; the result is the same with each."""
+_ROOM = 32 * 1024
+"""The bytes of tiles that a program waits for; every multiprocessor since 2020 has room for three
+programs."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -54,26 +55,24 @@ def product_kernel(
         DOT: type in which matrices are multiplied.
     """
     begin_early(EARLY)
-    # Rows are the N of the product.  Hopper would multiply two matrices by wgmma, whose instruction
-    # has N in its shape: another one for 16 rows than for 64.  Batches, here of one, Triton
-    # multiplies by mma.sync on every GPU, 8 rows by one m16n8k16 after the other, each of which
-    # adds 16 inputs at a time in their order.  Up to 64 rows it is fast enough: on an H200 these
-    # need about half of its rate.
+    # The rows of x are the N of the product.  On Hopper, wgmma has N in its instruction, so another
+    # number of rows could be summed otherwise.  `plan` makes Triton use mma.sync on every GPU: each
+    # m16n8k16 adds 16 inputs in their order to 8 rows, whatever the tile.  For 64 rows on an H200,
+    # this needs about half of the rate of mma.sync.
     tile, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     output = tile * BLOCK_O + tl.arange(0, BLOCK_O)
     row, place = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
     # What stands in the place of outputs beyond the last one is not stored.
-    weights = weight + (output % outputs).to(tl.int64)[None, :, None] * inputs + place
-    rows = x + row * x_row + place[None, :, None]
+    weights = weight + (output % outputs).to(tl.int64)[:, None] * inputs + place[None, :]
+    rows = x + row[None, :] * x_row + place[:, None]
     share = tl.cdiv(tl.cdiv(inputs, BLOCK_K), splits) * BLOCK_K
     begin = split * share
-    total = tl.zeros([1, BLOCK_O, ROWS], dtype=tl.float32)
+    total = tl.zeros([BLOCK_O, ROWS], dtype=tl.float32)
     for start in tl.range(begin, tl.minimum(begin + share, inputs), BLOCK_K):
         inside = place < inputs - start
-        a = tl.load(weights + start, mask=inside, other=0.0, eviction_policy="evict_first")
-        b = tl.load(rows + start, mask=(row < count) & inside[None, :, None], other=0.0)
+        a = tl.load(weights + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+        b = tl.load(rows + start, mask=(row < count)[None, :] & inside[:, None], other=0.0)
         total = tl.dot(a.to(DOT), b.to(DOT), total)
-    total = tl.reshape(total, [BLOCK_O, ROWS])
     inside = (output < outputs)[:, None] & (row < count)[None, :]
     at = row[None, :] * outputs + output[:, None]
     last = splits == 1
@@ -119,10 +118,11 @@ class Launch(NamedTuple):
 def plan(count: int, block: int) -> Launch:
     """Return the launch for `count` rows and tiles of `block` outputs, or of fewer."""
     rows = max(16, power_of_two(count))
-    outputs = min(block, 64 * 128 // rows)
+    outputs = min(block, 64 * 64 // rows)  # 64 sums in the registers of each thread
     waiting = _ROOM // ((outputs + rows) * 2 * BLOCK_K)
-    # A warp has registers for 16 outputs of 64 rows.
-    return Launch(outputs, rows, outputs // 16 * max(1, rows // 64), 1 + max(2, min(waiting, 5)))
+    # Triton would use wgmma for a tile of 64 outputs and four warps or eight.
+    warps = 4 if outputs < 64 <= rows else 2
+    return Launch(outputs, rows, warps, 1 + max(2, min(waiting, 5)))
 
 
 class SkinnyProduct:
