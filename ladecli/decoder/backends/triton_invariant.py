@@ -1,14 +1,15 @@
-"""Attention in Triton whose result for a token does not depend on the step it is computed in.
+"""Batch-invariant attention in Triton: a token's result does not depend on its step.
 
-Alone, a token follows cached keys; in a step with drafts, the last of these stand among rivals, in
-other slots.  Both are added alike, bit for bit, because everything goes by position:
+A token that is computed alone sees only cached keys.  In a step with drafts, some of the same keys
+belong to the step, and stand in other slots between keys that the token does not see.  Both cases
+give the same bits, because the order of all sums depends on positions alone:
 
-- Keys are taken in tiles of `BLOCK_N` positions.  Whole tiles of cached keys serve all tokens
-  (`attend_cached`); from the first tile on that is not full, every token gathers its own past, so
-  that each key has the place in its tile that it has in the text (`attend_own`).
-- A split is the tiles of `SPLIT` positions, in their order, and splits are joined in theirs.
-- All sums over keys, also that of the weights, are products by mma.sync, which adds 16 keys after
-  the other, whatever the number of rows; see `triton_product`.
+- Keys are read in tiles of `BLOCK_N` positions.  All tokens share the tiles that are full of cached
+  keys (`attend_cached`).  From the first other tile on, every token gathers the keys of its own
+  path, so that each key has the same place in its tile as in the text (`attend_own`).
+- A split has the tiles of `SPLIT` positions, in order, and splits are joined in order.
+- All sums over keys, including the sum of the weights, are products by mma.sync, which adds 16 keys
+  after the other, whatever the number of rows; see `triton_product`.
 
 Importing this needs triton.
 """
@@ -31,9 +32,9 @@ from .triton_attention import early, power_of_two
 from .triton_attention_kernel import INTERPRETED, begin_early
 
 SPLIT = 256
-"""Positions whose keys are one program's; a multiple of all tiles."""
+"""The number of positions in a split; a multiple of all tiles."""
 WIDEST = 64
-"""Tokens that are computed at once: of more, the parts would take too much memory."""
+"""The most tokens that are computed at once; with more, partial results take too much memory."""
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _VARYING = ["count", "window", "splits", "sinks", "length", "positions", "paths", "path_row"]
@@ -59,7 +60,7 @@ def _absorb(
         scores = scores * (scaling * _LOG2_E)
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
-    # A row that has seen nothing yet: -inf less itself would be NaN.
+    # For a row that has seen no key yet, -inf - -inf would be NaN.
     base = tl.where(higher == float("-inf"), 0.0, higher)
     fade = tl.exp2(top - base)[:, None]
     weights = tl.exp2(scores - base[:, None]).to(DOT)
@@ -90,8 +91,7 @@ def attend_cached(
     """Attention of a tile of rows of one key head over one split of whole tiles of cached keys.
 
     The grid is (tiles of rows, key heads, splits).  Row r of a key head is token r % count of its
-    query head r // count.  A split that no whole tile reaches leaves its parts unwritten, but for
-    the first such one.
+    query head r // count.  Splits after the first one without a full tile write nothing.
 
     Args:
         part: float32 [H, count, splits, SIZE], sums of values by weight.
@@ -115,7 +115,7 @@ def attend_cached(
     total = tl.zeros([BLOCK_M, 16], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     if SINKS:
-        # The first split has seen its sink before anything else.
+        # The first split begins with the sink.
         first_split = row < tl.where(split == 0, GROUPS * count, 0)
         sink = tl.load(sinks + query_at, mask=first_split, other=float("-inf"))
         top = sink.to(tl.float32) * _LOG2_E
@@ -148,7 +148,7 @@ def attend_cached(
 
 @triton.jit
 def _stored(part, sums, at, real, depth, SIZE: tl.constexpr):
-    """What `attend_cached` left of a split, in the form of `_absorb`."""
+    """Return the result of `attend_cached` for a split, in the form of `_absorb`."""
     inside = real[:, None] & (depth < SIZE)
     out = tl.load(part + at[:, None] * SIZE + depth, mask=inside, other=0.0)
     total = tl.load(sums + 2 * at, mask=real, other=0.0)[:, None]
@@ -164,14 +164,14 @@ def attend_own(
     BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one token: what `attend_cached` found, then the tiles from the first one on that
-    is not full of cached keys, all splits joined; the grid is (count, key heads).
+    """Attention of one token: the splits of `attend_cached`, then the tiles from the first one that
+    is not full of cached keys, all joined; the grid is (count, key heads).
 
     Args:
         part, sums: as `attend_cached` left them.
         out: [H, count, SIZE], the last dimension dense.
-        paths: int32 [count, ...]; row i has, by position from the step's first one on, which token
-            of the step token i sees there.
+        paths: int32 [count, ...]; row i has the step's token that token i sees at each position,
+            counted from the step's first position.
         path_row, out_head, out_token: strides.
         Others are those of `triton_attention_kernel.attend`.
     """
@@ -193,7 +193,7 @@ def attend_own(
     for split in tl.range(0, last, loop_unroll_factor=4):
         found, total, top = _stored(part, sums, whence + split, real, depth, SIZE)
         whole, whole_total, whole_top = _joined(whole, whole_total, whole_top, found, total, top)
-    # The split that the token's own keys go on with.
+    # The split in which the token's own keys begin.
     found, total, top = _stored(part, sums, whence + last, real, depth, SIZE)
     total += no_total
     place = tl.arange(0, BLOCK_N)
@@ -232,7 +232,7 @@ def invariant_attention(
     """Attention in half precision; arguments as in `reference_attention`."""
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     _, heads, count, size = query.shape
-    # Laid out so that [T, H * D] of it needs no copy.
+    # This layout needs no copy to become [T, H * D].
     out = query.new_empty((1, count, heads, size)).transpose(1, 2)
     length, positions, _ = mask.on_device(query.device)
     paths = mask.once(("paths", query.device), partial(_paths, mask, query.device))
@@ -247,7 +247,7 @@ def invariant_attention(
 
 
 def _paths(mask: StepMask, device: torch.device) -> Tensor:
-    """Return what `attend_own` reads; what stands beyond a token's own position is anything."""
+    """Return `paths` for `attend_own`; values after a token's own position are arbitrary."""
     length, positions, _ = mask.on_device(device)
     visible = mask.visible(device)
     places = torch.arange(len(positions), dtype=torch.int32, device=device).expand_as(visible)
@@ -286,7 +286,7 @@ def _attend(
         "DOT": dot,
         "WINDOWED": rules.window is not None,
         "CAPPED": rules.softcap is not None,
-        # The two kernels must not round what they have in common differently.
+        # Both kernels must round the same operations in the same way.
         "enable_fp_fusion": False,
     }
     with torch.cuda.device(query.get_device()):
