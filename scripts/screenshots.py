@@ -1,8 +1,6 @@
 """Make the pictures of the README: the real program's screen in a pseudo-terminal, as SVG.
 
-    python scripts/screenshots.py --only inspector
-    python scripts/screenshots.py --only chat --only live --only bench \\
-        --model SmolLM2-135M-Instruct
+    python scripts/screenshots.py --model Qwen2.5-Coder-0.5B-Instruct
 
 Needs the packages of the test extra.  Nothing is touched up: what the pictures show was said and
 measured while they were made, so the figures differ from run to run.
