@@ -32,9 +32,13 @@ _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv)_scale$")
 """Suffixes of scales that do not matter to unquantised activations, keys and values."""
 
 
-def stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
-    """Return all tensors of safetensors files, whose headers have been checked, by name; {} if one
-    is of another type than float32, float16 and bfloat16, or has no numbers."""
+def mapped_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Return all tensors of safetensors files by name, mapped into memory; {} if one of them is of
+    another type than float32, float16 and bfloat16, or has no numbers.
+
+    Their headers were checked before (`model_files.stored_tensors`), by the safetensors package,
+    which does not tell where a tensor begins.
+    """
     tensors = {}
     for path in paths:
         with path.open("rb") as file:

@@ -234,7 +234,7 @@ def _in_files(
     empty = empty_model(planned.config, files.hub_options)
     parts, stored = parts_of(empty), dict[str, Any]()
     if files.header is None:
-        stored |= checkpoint.stored_tensors(files.weights)
+        stored |= checkpoint.mapped_tensors(files.weights)
     else:
         from . import gguf_model
 
@@ -243,14 +243,14 @@ def _in_files(
     if files.header is not None:
         return stored, rows if straight else {}
     # Files may have other names for them, or two weights where the model has one.
-    each = len(rows) == len({part.weight for part in parts.values()})
-    fit = each and all(weight.dtype.itemsize == 2 for weight in rows.values())
+    one_to_one = len(rows) == len({part.weight for part in parts.values()})
+    fit = one_to_one and all(weight.dtype.itemsize == 2 for weight in rows.values())
     return (stored, rows) if fit else ({}, {})
 
 
 def _may_stay(planned: PlannedModel) -> bool:
-    """Return whether the weights of a checkpoint may stay in its files until they are packed for a
-    CPU, as far as its configuration and the names of the files tell."""
+    """Return True if the weights of a checkpoint may stay in its files until they are packed for a
+    CPU, by its configuration and the names of its files."""
     files, where = planned.files, planned.placement
     plain = getattr(planned.config, "quantization_config", None) is None and not planned.fp8_block
     here = bool(files.weights) and all(path.suffix == ".safetensors" for path in files.weights)

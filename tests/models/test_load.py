@@ -144,7 +144,7 @@ def widen_one(weights: dict[str, Any]) -> None:
     weights[key] = weights[key].float() * 1.001
 
 
-@pytest.mark.skipif(not packs_halves(), reason="no form of 16 bits here")
+@pytest.mark.skipif(not packs_halves(), reason="this processor packs no 16-bit weights")
 @pytest.mark.parametrize(
     ("family", "dtype", "change", "stays"),
     [
@@ -173,7 +173,7 @@ def test_weights_of_16_bits_stay_in_the_file_and_give_the_text_of_float32(
         assert ids_of(run(session.decoder, prompt, strategy)) == expected
 
 
-@pytest.mark.skipif(not packs_halves(), reason="no form of 16 bits here")
+@pytest.mark.skipif(not packs_halves(), reason="this processor packs no 16-bit weights")
 def test_weights_in_a_file_serve_the_forward_of_transformers_where_ours_is_wrong(
     tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -275,7 +275,7 @@ def _attend(
     # The interpreter cannot multiply bfloat16.
     widened = INTERPRETED and query.dtype == torch.bfloat16
     dot: Any = getattr(tl, "float32" if widened else str(query.dtype).split(".")[1])
-    strides = [stride for each in (query, key, value) for stride in each.stride()[:2]]
+    strides = [stride for states in (query, key, value) for stride in states.stride()[:2]]
     numbers = rules.window or 0, rules.scaling, rules.softcap or 1.0
     options = {
         "GROUPS": groups,

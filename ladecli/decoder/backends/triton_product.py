@@ -3,7 +3,7 @@
 A library's kernel, and with it the order in which a product is summed, depends on the number of
 rows.  Here the order depends on the weight's shape alone, so each row's result is the same,
 whatever rows stand beside it and whatever tiles `product_race` chooses.  Up to 64 rows, a product
-takes about as long as reading its weight.  Importing this module needs triton.
+should take about as long as reading its weight.  Importing this module needs triton.
 """
 
 # Triton's language has no types in Python.
@@ -25,7 +25,7 @@ from .triton_attention_kernel import INTERPRETED, begin_early
 BLOCK_K = 64
 """The inputs of a tile."""
 FEW = 64
-"""With more rows, the library is always faster."""
+"""With more rows, the library computes the product, unless rows must be alike."""
 MOST_ROWS = 128
 """The most rows that are computed at once; further rows are computed after them."""
 BLOCKS = (64, 32, 128)
@@ -57,8 +57,8 @@ def product_kernel(
     begin_early(EARLY)
     # The rows of x are the N of the product.  On Hopper, wgmma has N in its instruction, so another
     # number of rows could be summed otherwise.  `plan` makes Triton use mma.sync on every GPU: each
-    # m16n8k16 adds 16 inputs in their order to 8 rows, whatever the tile.  For 64 rows on an H200,
-    # this needs about half of the rate of mma.sync.
+    # m16n8k16 adds 16 inputs in their order to 8 rows, whatever the tile.  By estimate, 64 rows on
+    # an H200 need half of the rate of mma.sync; this was not measured.
     tile, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     output = tile * BLOCK_O + tl.arange(0, BLOCK_O)
     row, place = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
@@ -131,8 +131,8 @@ class SkinnyProduct:
     Args:
         weight: [out, in], dense.
         bias: [out], or None.
-        alike: whether a row must not depend on the others; else a library may compute the product,
-            and does for many rows.
+        alike: True if a row must not depend on the others; otherwise the library may compute the
+            product.
 
     Attributes:
         weight, bias, alike: as above.
@@ -161,9 +161,9 @@ class SkinnyProduct:
         """Return the product by tiles of `block` outputs."""
         out = x.new_empty((len(x), len(self.weight)))
         x = x if x.stride(1) == 1 else x.contiguous()
-        parts = (torch.split(each, MOST_ROWS) for each in (x, out))
-        for rows, found in zip(*parts, strict=True):
-            self._multiply(rows, found, plan(len(rows), block))
+        parts = (torch.split(matrix, MOST_ROWS) for matrix in (x, out))
+        for rows, results in zip(*parts, strict=True):
+            self._multiply(rows, results, plan(len(rows), block))
         return out
 
     def _multiply(self, x: Tensor, out: Tensor, launch: Launch) -> None:

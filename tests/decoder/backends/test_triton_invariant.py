@@ -184,7 +184,7 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, in_order: None
         assert torch.equal(alone[0], together[row])
 
 
-class TimedProduct(products.SkinnyProduct):  # type: ignore[misc]
+class TimedProduct(products.SkinnyProduct):  # type: ignore[misc]  # of type Any
     """A product that advances its own clock by a given time for each method."""
 
     now = 0.0
